@@ -1,1 +1,1 @@
-
+"""How clients are executed."""

@@ -1,0 +1,282 @@
+"""The command line."""
+
+import functools
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fedsap
+from fedsap import show
+from fedsap.config import Config, assignments, merged, read, resolve
+from fedsap.errors import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated prototype learning: a whole federation as one stack of tensors.",
+)
+
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A configuration file.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as train.rounds=50.")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated, or 'all'.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; may be repeated.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
+DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of the data; then $FEDSAP_DATA, then the user's cache.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
+
+P = ParamSpec("P")
+
+
+def _mending(command: Callable[P, None]) -> Callable[P, None]:
+    """Says a user's mistake in one line and exits with 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except UserError as error:
+            typer.echo(f"fedsap: {error}", err=True)
+            raise typer.Exit(2) from None
+
+    return wrapped
+
+
+def _configs(
+    file: Path | None, pairs: list[str] | None, methods: list[str] | None, seeds: list[int] | None, data: Path | None
+) -> list[Config]:
+    layer = merged(read(file) if file else {}, assignments(pairs or []))
+    if data is not None:
+        layer = merged(layer, {"data": {"root": str(data)}})
+    return resolve(layer, methods or (), seeds or ())
+
+
+@contextmanager
+def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C once: stop after this round. Twice: at once."""
+    asked = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+        console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@app.command()
+@_mending
+def run(
+    config: ConfigFile = None,
+    sets: Set = None,
+    method: Methods = None,
+    seed: Seeds = None,
+    out: Out = None,
+    data: DataRoot = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train one or more methods, print their table and write a report.
+
+    With nothing given: FedSAP on scikit-learn's digits.
+    """
+    from fedsap.collect import collect
+    from fedsap.federation import dataset
+    from fedsap.report import write_report
+    from fedsap.runs import Run, Stopped
+
+    console = show.to_people()
+    configs = _configs(config, sets, method, seed, data)
+    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; --out takes a folder")
+    runs = [Run(folder / f"{c.method['name']}-{c.seed}", c) for c in configs]
+    for one in runs:
+        one.check(resume)
+    loaded = dataset(configs[0])
+    with _interrupts(console) as stop:
+        for one in runs:
+            title = f"{one.config.method['name']} seed {one.config.seed}"
+            done = len(one.rows())
+            try:
+                with show.Progressing(title, one.config.train.rounds, done, console) as progress:
+                    one.execute(loaded, on_round=progress, stop=stop)
+            except Stopped as stopped:
+                console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
+                raise typer.Exit(1) from None
+    entries = collect([one.folder for one in runs])
+    written = write_report([folder], folder)
+    if as_json:
+        typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
+        return
+    Console().print(show.results(entries))
+    for path in written:
+        typer.echo(f"report: {path}")
+
+
+@app.command()
+@_mending
+def partition(
+    config: ConfigFile = None,
+    sets: Set = None,
+    seed: Seeds = None,
+    data: DataRoot = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Write a picture of it to this .png or .pdf.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write it to this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show who would hold which classes, and how many samples of each."""
+    from fedsap.data import picture as drawing
+    from fedsap.federation import dataset, split
+
+    chosen = _configs(config, sets, None, seed, data)
+    if len(chosen) != 1:
+        raise UserError("partition: takes one seed")
+    loaded = dataset(chosen[0])
+    parts = split(chosen[0], loaded)
+    if save:
+        parts.save(save)
+    if picture:
+        drawing.picture(parts, loaded.classes, picture)
+    if as_json:
+        typer.echo(json.dumps(parts.to_dict()))
+        return
+    table = Table(title=f"{chosen[0].data.name}, rule {parts.rule}, seed {parts.seed}", title_justify="left")
+    for number, row in enumerate(drawing.table(parts, loaded.classes)):
+        if number == 0:
+            for name in row:
+                table.add_column(str(name))
+        table.add_row(*[str(v) for v in row.values()] if isinstance(row, dict) else [str(v) for v in row])
+    Console().print(table)
+    typer.echo(f"hash {parts.hash[:16]}, overlap {parts.overlap}")
+
+
+@app.command(name="list")
+@_mending
+def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|options")] = "methods") -> None:
+    """List what there is."""
+    from fedsap.config import SECTIONS, options
+    from fedsap.data import DATASETS
+    from fedsap.methods import METHODS
+    from fedsap.models import MODELS
+
+    table = Table(show_header=True, box=None, pad_edge=False)
+    if what == "methods":
+        for name in ("method", "", "paper", "sends"):
+            table.add_column(name)
+        for m in METHODS.values():
+            table.add_row(m.name, m.title, m.paper, m.sends)
+    elif what in ("datasets", "models"):
+        table.add_column(what[:-1])
+        table.add_column("")
+        for name, about in (DATASETS if what == "datasets" else MODELS).items():
+            table.add_row(name, about)
+    elif what == "options":
+        for name in ("key", "default", "meaning"):
+            table.add_column(name, overflow="fold")
+        for section, keys in SECTIONS.items():
+            for name, key in keys.model_fields.items():
+                table.add_row(f"{section}.{name}", _default(key.default), key.description or "")
+        for m in METHODS.values():
+            for name, option in options(m).items():
+                table.add_row(f"method.{m.name}.{name}", _default(option.default), option.metadata["about"])
+    else:
+        raise UserError(f"list: got '{what}', takes methods, datasets, models or options")
+    Console().print(table)
+
+
+def _default(value: Any) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@app.command()
+@_mending
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that fedsap run has written.")],
+    out: Out = None,
+) -> None:
+    """Write the report of one or more runs."""
+    from fedsap.report import write_report
+
+    for path in write_report(folders, out or folders[0]):
+        typer.echo(f"report: {path}")
+
+
+@app.command()
+@_mending
+def bench(
+    config: ConfigFile = None,
+    sets: Set = None,
+    data: DataRoot = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds to time each way; the median counts.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Time a round of all clients as one stack against a plain PyTorch loop over them, in this process."""
+    from fedsap.bench import compare
+
+    found = compare(_configs(config, sets, None, None, data)[0], repeat)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(
+        f"{found['clients']} clients, {found['steps']} client steps a round, {found['device']}, {found['threads']} threads\n"
+        f"plain loop {1000 * found['loop_seconds']:.1f} ms   stack {1000 * found['stack_seconds']:.1f} ms   "
+        f"ratio {found['ratio']:.1f}x   (largest difference of weights after a round: {found['difference']:.1e})"
+    )
+
+
+@app.command()
+@_mending
+def doctor() -> None:
+    """Say what this installation is and whether it works."""
+    import torch
+
+    from fedsap.data import DATASETS, load, search_path
+
+    typer.echo(f"fedsap {fedsap.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for name in ("torch", "numpy", "scikit-learn", "pillow", "pydantic", "typer", "rich", "safetensors", "matplotlib"):
+        try:
+            typer.echo(f"  {name} {version(name)}")
+        except PackageNotFoundError:
+            typer.echo(f"  {name}: missing")
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use"
+    typer.echo(f"CUDA device: {cuda}; CPU threads: {torch.get_num_threads()}")
+    typer.echo("data is looked for in: " + ", ".join(str(p) for p in search_path(None)))
+    for name in DATASETS:
+        if name == "folder":
+            continue
+        try:
+            found = load(name)
+            typer.echo(f"  {name}: {len(found.train.labels)} training and {len(found.test.labels)} test images")
+        except UserError:
+            typer.echo(f"  {name}: not found")
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

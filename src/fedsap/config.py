@@ -1,0 +1,268 @@
+"""The configuration of a run: what the keys are, where their values come from, and what is said of a wrong one."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedsap import presets
+from fedsap.data import DATASETS
+from fedsap.data.partition import Rule, Slices
+from fedsap.errors import UserError
+from fedsap.methods import METHODS, Method
+from fedsap.presets import Layer
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataKeys(Section):
+    name: str = Field("digits", description="data set: " + ", ".join(DATASETS))
+    root: str | None = Field(None, description="folder of the data; unset: --data, $FEDSAP_DATA, the user's cache")
+    augment: Literal["auto", "none", "crop", "crop-flip"] = Field("auto", description="training images; auto: the data set's")
+    size: Count = Field(64, description="side in pixels to which a folder of images is resized")
+    channels: Literal[1, 3] = Field(3, description="a folder of images is read as grey (1) or colour (3)")
+
+
+class PartitionKeys(Section):
+    rule: Rule = Field("fedproto", description="fedproto: uniform ways and shots; normal: the paper's text; or another")
+    clients: Count = Field(20, description="number of clients")
+    ways: Count = Field(3, description="classes per client, on average")
+    shots: Count = Field(100, description="samples per class, on average")
+    spread: Annotated[int, Field(ge=0)] = Field(1, description="half-range (fedproto) or deviation (normal) of both")
+    vary_shots: bool = Field(True, description="draw shots per client, or give each exactly `shots`")
+    slices: Slices = Field("cursor", description="cursor: disjoint while a class lasts; stride: fixed offsets")
+    stride: Count = Field(110, description="offset between clients with slices = stride")
+    shuffle: bool = Field(True, description="shuffle within classes before dealing")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.1, description="concentration of rule = dirichlet")
+    seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the run's seed")
+
+
+class ModelKeys(Section):
+    name: str = Field("small", description="small, cnn, resnet18, or package.module:function of your own")
+    weights: str | None = Field(None, description="file of ImageNet weights for resnet18 (.pth or .npz); unset: none")
+    resolution: Count | None = Field(None, description="resize images to this side on the device (resnet18)")
+    reinit_stem: bool | None = Field(None, description="draw conv1 and bn1 anew after loading (resnet18)")
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of cnn; unset: 0.5")
+    embedding: Literal["relu", "linear"] | None = Field(None, description="h after the ReLU, or before it (small, cnn)")
+    head_input: Literal["raw", "normalized"] | None = Field(None, description="the head reads h, or h / ||h||")
+
+
+class TrainKeys(Section):
+    rounds: Count = Field(100, description="communication rounds")
+    batch: Count = Field(8, description="mini-batch size")
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.01, description="learning rate of SGD")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="momentum of SGD")
+    weight_decay: Rate = Field(0.0, description="weight decay of SGD")
+    epochs: Count = Field(1, description="local epochs per round")
+    drop_last: bool = Field(True, description="leave out the short batch at an epoch's end")
+    reset_momentum: bool = Field(True, description="begin each round with zero momentum")
+    participation: Share = Field(1.0, description="share of the clients asked in each round")
+    failures: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="probability that an asked client does not answer")
+    warm_start: bool = Field(False, description="fill the prototype bank by a forward pass before round 1")
+    checkpoint: Rate = Field(30.0, description="seconds between checkpoints; 0: after every round")
+
+
+class EvalKeys(Section):
+    every: Count = Field(5, description="rounds between evaluations; the last round always has one")
+    test: Literal["all", "shots"] = Field("all", description="all test images of a client's classes, or a few for each client")
+    test_shots: Count = Field(15, description="test images per class and client with test = shots")
+    per_class: Annotated[int, Field(ge=0)] = Field(0, description="use at most this many test images of a class; 0: all")
+    proto_classes: Literal["own", "all"] = Field("own", description="nearest prototype among the client's classes, or all")
+    silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
+
+
+class Config(Section):
+    """One method, one seed: all that decides the outcome of a run."""
+
+    preset: Literal["paper", "reference"] = Field("paper", description="values for what the keys below leave open")
+    data: DataKeys = DataKeys()
+    partition: PartitionKeys = PartitionKeys()
+    model: ModelKeys = ModelKeys()
+    method: dict[str, Any] = Field({"name": "fedsap"}, description="name, and the method's own options")
+    train: TrainKeys = TrainKeys()
+    eval: EvalKeys = EvalKeys()
+    seed: Annotated[int, Field(ge=0)] = Field(1234, description="the run's seed")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
+    engine: Literal["simulate"] = Field("simulate", description="all clients in this process")
+
+    def made_method(self) -> Method:
+        """The method with its options."""
+        options = {k: v for k, v in self.method.items() if k != "name"}
+        return METHODS[self.method["name"]](**options)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataKeys, "partition": PartitionKeys, "model": ModelKeys, "train": TrainKeys, "eval": EvalKeys
+}  # fmt: skip
+TOP = ("preset", "seeds", "device", "engine")
+
+
+def options(method: type[Method]) -> dict[str, dataclasses.Field[Any]]:
+    """A method's own options by name."""
+    return {f.name: f for f in dataclasses.fields(method)}
+
+
+def read(path: Path) -> Layer:
+    """A TOML file as nested dictionaries."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; takes a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+
+
+def assignments(pairs: Sequence[str]) -> Layer:
+    """`section.key=value` as nested dictionaries; the value is TOML, or else a string.
+
+    >>> assignments(["train.rounds=5", "data.name=cifar10"])
+    {'train': {'rounds': 5}, 'data': {'name': 'cifar10'}}
+    """
+    layer: Layer = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set: got '{pair}', takes key=value, such as train.rounds=50")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *path, last = key.strip().split(".")
+        at = layer
+        for name in path:
+            at = at.setdefault(name, {})
+            if not isinstance(at, dict):
+                raise UserError(f"--set: '{key}' goes below a key that has a value already")
+        at[last] = value
+    return layer
+
+
+def merged(*layers: Mapping[str, Any]) -> Layer:
+    """Nested dictionaries laid over each other; later ones win.
+
+    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    result: Layer = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Config]:
+    """One configuration per method and seed, from what the user gave; raises UserError for the first thing wrong.
+
+    `[method]` may name options of any of the methods that run, and `[method.fedproto]` options of one of them.
+    """
+    known = [*TOP, *SECTIONS, "method"]
+    for key in user:
+        _known(key, known, "")
+    for name, section in SECTIONS.items():
+        _table(user, name)
+        for key in user.get(name, {}):
+            _known(key, section.model_fields, f"{name}.")
+    _table(user, "method")
+    given = user.get("method", {})
+    wanted = list(methods) or _names(given.get("name", "fedsap"))
+    wanted = list(METHODS) if wanted == ["all"] else wanted
+    for name in wanted:
+        _known(name, METHODS, "method.name=", what="method")
+    _check_options({k: v for k, v in given.items() if k != "name"}, wanted)
+    dataset = user.get("data", {}).get("name", "digits")
+    if not isinstance(dataset, str):
+        raise UserError(f"data.name: got {dataset!r}, takes a string: {', '.join(DATASETS)}")
+    _known(dataset, DATASETS, "data.name=", what="data set")
+    preset = user.get("preset", "paper")
+    if preset not in presets.PRESETS:
+        raise UserError(f"preset: got {preset!r}, takes {' or '.join(presets.PRESETS)}")
+    chosen = presets.PRESETS[preset]
+    base = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}), user)
+    all_seeds = list(seeds) or base.get("seeds", [1234])
+    if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
+        raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")
+    return [_one(base, given, name, seed) for name in dict.fromkeys(wanted) for seed in all_seeds]
+
+
+def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
+    mine = options(METHODS[name])
+    preset = dict(base.get("method", {}).get(name, {}))
+    model = merged(preset.pop("model", {}), base.get("model", {}))
+    layers = [preset, {k: v for k, v in given.items() if k in mine}, given.get(name, {})]
+    method = validated_options(name, merged(*layers))
+    content = {k: v for k, v in base.items() if k not in ("seeds", "method", "model")}
+    try:
+        config = Config.model_validate(content | {"model": model, "method": {"name": name} | method, "seed": seed})
+    except ValidationError as error:
+        raise _said(error, "") from None
+    reason = config.made_method().degenerate()
+    if reason:
+        raise UserError(f"method.name={name}: {reason}; choose other values, or that method")
+    return config
+
+
+def validated_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a method, checked, defaults filled in."""
+    method = METHODS[name]
+    hints = get_type_hints(method)
+    values: dict[str, Any] = {}
+    for key, field in options(method).items():
+        value = given.get(key, field.default)
+        try:
+            checked = TypeAdapter(hints[key], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError as error:
+            raise _said(error, f"method.{key}") from None
+        if isinstance(checked, int | float) and not 0 <= checked < float("inf"):
+            raise UserError(f"method.{key}: got {checked}, takes a number that is not negative")
+        values[key] = checked
+    return values
+
+
+def _check_options(given: Layer, wanted: Sequence[str]) -> None:
+    for key, value in given.items():
+        if key in METHODS and isinstance(value, dict):
+            for inner in value:
+                _known(inner, options(METHODS[key]), f"method.{key}.")
+            continue
+        _known(key, {k for name in wanted for k in options(METHODS[name])}, "method.")
+
+
+def _names(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return value
+    raise UserError(f"method.name: got {value!r}, takes a method's name or a list of them: {', '.join(METHODS)}")
+
+
+def _table(user: Layer, name: str) -> None:
+    if not isinstance(user.get(name, {}), dict):
+        raise UserError(f"{name}: got {user[name]!r}, takes keys below it, such as {name}.name")
+
+
+def _known(key: str, known: Any, prefix: str, what: str = "key") -> None:
+    names = list(known)
+    if key in names:
+        return
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(names)}"
+    raise UserError(f"unknown {what} '{prefix}{key}'; {hint}")
+
+
+def _said(error: ValidationError, key: str) -> UserError:
+    """The first complaint in one line: key, value, what it takes."""
+    first = error.errors()[0]
+    where = ".".join([key, *map(str, first["loc"])] if key else map(str, first["loc"]))
+    takes = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    return UserError(f"{where}: got {first['input']!r}, takes {takes}")

@@ -1,0 +1,37 @@
+"""What a dataset is, once it is in memory."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Augment = Literal["none", "crop", "crop-flip"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their labels, in a fixed order.
+
+    images: uint8 [N, H, W, C]. labels: int64 [N], indices into the dataset's classes.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training and a test split, and how they are usually fed to a network.
+
+    classes: the name of each label. mean, std: [C], of pixels scaled to [0, 1]. augment: the usual augmentation
+    of the training images.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment

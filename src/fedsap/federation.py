@@ -1,0 +1,118 @@
+"""From a configuration and a data set to a federation that can be played."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsap.config import Config
+from fedsap.data import Augment, Dataset, Split, load
+from fedsap.data.augment import padding
+from fedsap.data.partition import Partition, partition
+from fedsap.engines.simulate import Simulation
+from fedsap.errors import UserError
+from fedsap.methods import Method
+from fedsap.methods.method import Task
+from fedsap.models import build
+from fedsap.training.feed import Images, Key, Look
+from fedsap.training.local import Hyper, Stack
+from fedsap.training.rounds import Judge, Presence
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that `training.rounds.play` needs."""
+
+    config: Config
+    partition: Partition
+    method: Method
+    task: Task
+    clients: Simulation
+    presence: Presence
+    judge: Judge
+
+
+def dataset(config: Config) -> Dataset:
+    """The configured data set."""
+    root = None if config.data.root is None else Path(config.data.root)
+    if config.data.name == "folder":
+        return load("folder", root, size=config.data.size, channels=config.data.channels)
+    return load(config.data.name, root)
+
+
+def split(config: Config, data: Dataset) -> Partition:
+    """Who holds what."""
+    keys = config.partition.model_dump()
+    seed = keys.pop("seed")
+    return partition(
+        data.train.labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
+    )
+
+
+def device(name: str) -> torch.device:
+    """The device of that name; `auto` is a CUDA device if there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: got 'cuda', but this machine has no CUDA device that torch can use; takes auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def build_federation(config: Config, data: Dataset) -> Federation:
+    """The clients of a run as one stack, with their initial weights, before round 1."""
+    parts = split(config, data)
+    where = device(config.device)
+    method = config.made_method()
+    shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
+    chosen = {k: v for k, v in config.model.model_dump().items() if k != "name" and v is not None}
+    network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
+    tests = [_tests(config, data.test, own, client) for client, own in enumerate(parts.classes)]
+    batches = [len(own) // config.train.batch for own in parts.indices]
+    order = sorted(range(parts.clients), key=lambda c: (-batches[c], -len(tests[c]), c))
+    counts = torch.from_numpy(parts.counts)
+    look = Look(data.mean, data.std, _augment(config, data), padding(min(shape[:2])))
+    stack = Stack(
+        network,
+        method,
+        Images.of(data.train, [parts.indices[c] for c in order], where),
+        tuple(Key(config.seed, c) for c in order),
+        (counts[order] > 0).to(where),
+        look,
+        Hyper(
+            config.train.batch,
+            config.train.lr,
+            config.train.momentum,
+            config.train.weight_decay,
+            config.train.epochs,
+            config.train.drop_last,
+        ),
+    )
+    task = Task(network, len(data.classes), parts.clients, config.train.rounds)
+    test = Images.of(data.test, [tests[c] for c in order], where)
+    side = config.model.resolution or max(shape[:2])
+    chunk = max(1, (2**24 if where.type == "cuda" else 2**21) // (parts.clients * side * side))
+    clients = Simulation(stack, test, task, chunk, config.train.reset_momentum)
+    presence = Presence(config.train.participation, config.train.failures)
+    judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette)
+    return Federation(config, parts, method, task, clients, presence, judge)
+
+
+def _augment(config: Config, data: Dataset) -> Augment:
+    return data.augment if config.data.augment == "auto" else config.data.augment
+
+
+def _tests(config: Config, test: Split, own: tuple[int, ...], client: int) -> Index:
+    """The test images of one client, of its own classes only."""
+    chosen = []
+    for c in own:
+        all_of = np.flatnonzero(test.labels == c)
+        if config.eval.per_class:
+            all_of = all_of[: config.eval.per_class]
+        if config.eval.test == "shots" and len(all_of):
+            start = client * config.eval.test_shots
+            all_of = np.unique(all_of[np.arange(start, start + config.eval.test_shots) % len(all_of)])
+        chosen.append(all_of)
+    return np.concatenate(chosen).astype(np.int64)
+

@@ -1,0 +1,181 @@
+"""What travels between server and clients: named tensors, some of them one row per class.
+
+A message is a flat dictionary. Replies carry a leading client axis, what the server says to all does not; `expand` gives it
+one. The numbers reported as communication are counted here, from the arrays that `pack` would put on a wire.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """Dense rows, one per class, of which only those under the mask mean anything and are sent.
+
+    values: [..., C, *], mask: bool [..., C]. Rows outside the mask are zero.
+    """
+
+    values: Tensor
+    mask: Tensor
+
+
+Entry = Tensor | PerClass
+Message = dict[str, Entry]
+Packed = dict[str, NDArray[np.generic]]
+
+
+def rows(entry: Entry, index: Tensor | slice) -> Entry:
+    """The given clients' part of an entry with a client axis."""
+    if isinstance(entry, PerClass):
+        return PerClass(entry.values[index], entry.mask[index])
+    return entry[index]
+
+
+def select(message: Mapping[str, Entry], index: Tensor | slice) -> Message:
+    """The given clients' part of a message with a client axis.
+
+    >>> select({"w": torch.arange(6).view(3, 2)}, slice(0, 1))
+    {'w': tensor([[0, 1]])}
+    """
+    return {name: rows(entry, index) for name, entry in message.items()}
+
+
+def expand(message: Mapping[str, Entry], clients: int) -> Message:
+    """What all clients are told, with a client axis in front: views, no copies.
+
+    >>> expand({"w": torch.zeros(2)}, 3)["w"].shape
+    torch.Size([3, 2])
+    """
+
+    def one(entry: Entry) -> Entry:
+        if isinstance(entry, PerClass):
+            return PerClass(
+                entry.values.expand(clients, *entry.values.shape), entry.mask.expand(clients, *entry.mask.shape)
+            )
+        return entry.expand(clients, *entry.shape)
+
+    return {name: one(entry) for name, entry in message.items()}
+
+
+def table(message: Mapping[str, Entry], name: str) -> PerClass:
+    """The entry `name`, which has to be one row per class."""
+    entry = message[name]
+    if not isinstance(entry, PerClass):
+        raise TypeError(f"message entry '{name}' is a plain tensor, not one row per class")
+    return entry
+
+
+def tensor(message: Mapping[str, Entry], name: str) -> Tensor:
+    """The entry `name`, which has to be a plain tensor."""
+    entry = message[name]
+    if isinstance(entry, PerClass):
+        raise TypeError(f"message entry '{name}' is one row per class, not a plain tensor")
+    return entry
+
+
+def prefixed(prefix: str, weights: Mapping[str, Tensor]) -> Message:
+    """Weights as message entries named `prefix/name`."""
+    return {f"{prefix}/{name}": value for name, value in weights.items()}
+
+
+def under(prefix: str, message: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """The plain tensors named `prefix/name`, without the prefix: the inverse of `prefixed`.
+
+    >>> under("w", prefixed("w", {"fc.bias": torch.ones(2)}))
+    {'fc.bias': tensor([1., 1.])}
+    """
+    return {name[len(prefix) + 1 :]: tensor(message, name) for name in message if name.startswith(prefix + "/")}
+
+
+def pack(message: Mapping[str, Entry]) -> Packed:
+    """One party's message (no client axis) as arrays for a wire. Plain floats of one dtype are joined into one array, rows
+    of a PerClass become the rows sent and their class numbers.
+
+    >>> packed = pack({"proto": PerClass(torch.eye(3), torch.tensor([True, False, True]))})
+    >>> {k: v.shape for k, v in packed.items()}
+    {'proto.rows': (2, 3), 'proto.classes': (2,)}
+    """
+    packed: Packed = {}
+    plain: list[Tensor] = []
+    for name, entry in message.items():
+        if isinstance(entry, PerClass):
+            packed[f"{name}.rows"] = entry.values[entry.mask].detach().cpu().numpy()
+            packed[f"{name}.classes"] = entry.mask.nonzero().flatten().cpu().numpy().astype(np.uint16)
+        else:
+            plain.append(entry)
+    if plain:
+        packed["plain"] = torch.cat([p.detach().reshape(-1) for p in plain]).cpu().numpy()
+    return packed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one message costs: floating-point numbers, and bytes with class numbers and all."""
+
+    numbers: int
+    bytes: int
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.numbers + other.numbers, self.bytes + other.bytes)
+
+
+def cost(message: Mapping[str, Entry]) -> Cost:
+    """The size of one party's packed message, without packing it.
+
+    >>> cost({"proto": PerClass(torch.eye(3), torch.tensor([True, False, True]))})
+    Cost(numbers=6, bytes=28)
+    """
+    numbers = size = 0
+    for entry in message.values():
+        if isinstance(entry, PerClass):
+            sent = int(entry.mask.sum())
+            floats = sent * entry.values[0].numel()
+            numbers, size = numbers + floats, size + floats * entry.values.element_size() + 2 * sent
+        else:
+            numbers, size = numbers + entry.numel(), size + entry.numel() * entry.element_size()
+    return Cost(numbers, size)
+
+
+def flatten(message: Mapping[str, Entry]) -> dict[str, Tensor]:
+    """Plain tensors under plain names, for a checkpoint; `restore` undoes it."""
+    flat: dict[str, Tensor] = {}
+    for name, entry in message.items():
+        if isinstance(entry, PerClass):
+            flat[f"{name}@values"], flat[f"{name}@mask"] = entry.values, entry.mask
+        else:
+            flat[name] = entry
+    return flat
+
+
+def restore(flat: Mapping[str, Tensor]) -> Message:
+    """The message that `flatten` was given.
+
+    >>> restore(flatten({"bank": PerClass(torch.eye(2), torch.ones(2, dtype=torch.bool))}))["bank"].mask
+    tensor([True, True])
+    """
+    message: Message = {}
+    for name, value in flat.items():
+        base, _, part = name.rpartition("@")
+        if part == "values":
+            message[base] = PerClass(value, flat[f"{base}@mask"])
+        elif part != "mask":
+            message[name] = value
+    return message
+
+
+def stacked(messages: Sequence[Mapping[str, Entry]]) -> Message:
+    """Messages of single clients as one message with a client axis."""
+
+    def one(name: str) -> Entry:
+        entries = [m[name] for m in messages]
+        if isinstance(entries[0], PerClass):
+            tables = [table(m, name) for m in messages]
+            return PerClass(torch.stack([e.values for e in tables]), torch.stack([e.mask for e in tables]))
+        return torch.stack([tensor(m, name) for m in messages])
+
+    return {name: one(name) for name in messages[0]}

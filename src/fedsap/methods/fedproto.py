@@ -1,0 +1,51 @@
+"""FedProto: class means are exchanged, and embeddings pulled towards them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedsap import losses
+from fedsap.message import Message, PerClass, table
+from fedsap.methods.method import Local, Method, Pass, Round, Step, Task, option
+from fedsap.prototypes import combine_replies, send
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """L = L_CE + align * L_Proto, with L_Proto the distance of embeddings to the global prototype of their class."""
+
+    name: ClassVar[str] = "fedproto"
+    title: ClassVar[str] = "FedProto"
+    paper: ClassVar[str] = "Tan et al. 2022"
+    sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
+
+    align: float = option(1.0, "weight of the distance to the prototypes")
+    reduction: Literal["mean", "sum"] = option("mean", "squared distance as mean over the d dimensions, or their sum")
+    proto_pass: Pass = option("running", "local prototypes: running along with the last epoch, or in a pass afterwards")
+    weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
+
+    def degenerate(self) -> str | None:
+        return "with align = 0 FedProto is local training" if self.align == 0 else None
+
+    def broadcast(self, server: Message, t: int) -> Message:
+        return server
+
+    def loss(self, step: Step) -> dict[str, Tensor]:
+        terms = {"ce": self.cross_entropy(step)}
+        if "bank" in step.down:
+            bank = table(step.down, "bank")
+            terms["align"] = self.align * losses.align(step.out.h, step.y, bank, self.reduction)
+        return terms
+
+    def passes(self) -> dict[str, Pass]:
+        return {"proto": self.proto_pass}
+
+    def reply(self, local: Local) -> Message:
+        return send(local.means["proto"], local.counts if self.weighted else None)
+
+    def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
+        return {"bank": combine_replies(replies)}
+
+    def bank(self, server: Message) -> PerClass | None:
+        return table(server, "bank") if "bank" in server else None

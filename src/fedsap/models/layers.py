@@ -1,0 +1,310 @@
+"""Layers whose weights and activations carry a leading client axis Q.
+
+Activations are channels-last, [Q, B, H, W, C]: client q sees only its own batch and its own weights, and no layer loops
+over clients. Convolution weights are [Q, kh, kw, Cin, Cout], so that the taps of a kernel are slices and the product
+with the patches needs no transpose. Linear weights are [Q, out, in], as in torch.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Patches beyond this are built a few output rows at a time: on a CPU they then stay near the cache and are not paid
+# for with fresh pages of memory, on a GPU they do not fill it.
+_PATCH_BYTES = {"cpu": 2**24, "cuda": 2**30}
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """y_q = x_q W_q^T + b_q.
+
+    x: [Q, B, in]. weight: [Q, out, in]. bias: [Q, out]. Returns [Q, B, out].
+
+    >>> x, weight, bias = torch.ones(2, 1, 3), torch.ones(2, 4, 3), torch.zeros(2, 4)
+    >>> linear(x, weight, bias).shape
+    torch.Size([2, 1, 4])
+    """
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def live_taps(size: int, kernel: int, stride: int, padding: int) -> slice:
+    """The taps of a padded kernel, along one axis, that meet real input at least once.
+
+    Tap i meets input o * stride + i - padding at output o; a tap for which that always falls into the padding is dead:
+    it adds nothing to the output and its gradient is zero. The slice runs from the first to the last live tap.
+
+    >>> live_taps(1, kernel=3, stride=1, padding=1)
+    slice(1, 2, None)
+    >>> live_taps(2, kernel=3, stride=2, padding=1)
+    slice(1, 3, None)
+    >>> live_taps(8, kernel=3, stride=1, padding=1)
+    slice(0, 3, None)
+    """
+    if padding >= kernel:
+        raise ValueError(f"padding {padding} must be smaller than the kernel, {kernel}")
+    outputs = output_size(size, kernel, stride, padding)
+    if outputs < 1:
+        raise ValueError(f"an input of {size} is too small for a kernel of {kernel} with padding {padding}")
+    live = [i for i in range(kernel) if any(0 <= o * stride + i - padding < size for o in range(outputs))]
+    return slice(live[0], live[-1] + 1)
+
+
+def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """How many positions a kernel takes along an axis: floor((size + 2 padding - kernel) / stride) + 1.
+
+    >>> output_size(32, kernel=7, stride=2, padding=3)
+    16
+    """
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    kernel: int | None = None,
+) -> Tensor:
+    """y_q[b, u, v] = b_q + sum_ij x_q[b, u s + i - p, v s + j - p] W_q[i, j], zero outside the image.
+
+    The patches of all clients are multiplied by their weights in one batched product; dead taps (`live_taps`) are left
+    out of it. `kernel`, when given, is the size of the whole square kernel; `weight` may then hold its live taps only.
+
+    x: [Q, B, H, W, Cin]. weight: [Q, kh, kw, Cin, Cout]. bias: [Q, Cout]. Returns [Q, B, H', W', Cout].
+
+    >>> x, weight = torch.ones(2, 1, 5, 5, 3), torch.ones(2, 3, 3, 3, 4)
+    >>> conv2d(x, weight, stride=2, padding=1).shape
+    torch.Size([2, 1, 3, 3, 4])
+    """
+    kh, kw = (kernel, kernel) if kernel is not None else (weight.shape[1], weight.shape[2])
+    height, width = x.shape[2], x.shape[3]
+    rows, columns = live_taps(height, kh, stride, padding), live_taps(width, kw, stride, padding)
+    weight = _narrow(_narrow(weight, 1, rows, kh), 2, columns, kw)
+    top, left = padding - rows.start, padding - columns.start
+    out_h, out_w = output_size(height, kh, stride, padding), output_size(width, kw, stride, padding)
+    bottom = max(0, (out_h - 1) * stride + weight.shape[1] - height - top)
+    right = max(0, (out_w - 1) * stride + weight.shape[2] - width - left)
+    pad, out = (top, bottom, left, right), (out_h, out_w)
+    y: Tensor = _Convolution.apply(x, weight, bias, stride, pad, out)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _narrow(weight: Tensor, axis: int, live: slice, kernel: int) -> Tensor:
+    taps: int = live.stop - live.start
+    if weight.shape[axis] == taps:
+        return weight
+    if weight.shape[axis] != kernel:
+        raise ValueError(f"the kernel has {weight.shape[axis]} taps on axis {axis}; {taps} or {kernel} were expected")
+    return weight.narrow(axis, live.start, taps)
+
+
+class _Convolution(torch.autograd.Function):
+    """Patches and one batched product, with the backward pass written out.
+
+    With patches P [Q, N, K], K = kh kw Cin and N = B H' W': Y = P W + b, dW = P^T dY, dP = dY W^T, and dX is dP added
+    back tap by tap. Large P is never held: it is built for a few output rows at a time, in both directions.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        pad: tuple[int, int, int, int],
+        out: tuple[int, int],
+    ) -> Tensor:
+        q, kh, kw, _, channels = weight.shape
+        top, bottom, left, right = pad
+        padded = F.pad(x, (0, 0, left, right, top, bottom)) if any(pad) else x
+        view = _patch_view(padded, kh, kw, stride, out)
+        step = _rows_at_once(view)
+        flat = weight.reshape(q, -1, channels)
+        if step >= out[0]:
+            patches = view.reshape(q, -1, flat.shape[1])
+            y = _product(patches, flat, bias).view(q, -1, *out, channels)
+            ctx.save_for_backward(patches, weight)
+        else:
+            y = x.new_empty(q, x.shape[1], *out, channels)
+            for row in range(0, out[0], step):
+                patches = view[:, :, row : row + step].reshape(q, -1, flat.shape[1])
+                part = y[:, :, row : row + step]
+                part.copy_(_product(patches, flat, bias).view(part.shape))
+            ctx.save_for_backward(padded, weight)
+        ctx.padded, ctx.step, ctx.stride, ctx.pad, ctx.out = padded.shape, step, stride, pad, out
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        saved, weight = ctx.saved_tensors
+        q, kh, kw, inputs, channels = weight.shape
+        flat = weight.reshape(q, -1, channels).transpose(1, 2)
+        out_h, out_w = ctx.out
+        whole = ctx.step >= out_h
+        view = saved if whole else _patch_view(saved, kh, kw, ctx.stride, ctx.out)
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dx: Tensor | None = None
+        dw: Tensor | None = None
+        for row in range(0, out_h, ctx.step):
+            rows = min(ctx.step, out_h - row)
+            part = dy[:, :, row : row + rows].reshape(q, -1, channels)
+            if needs_weight:
+                patches = view if whole else view[:, :, row : row + rows].reshape(q, -1, flat.shape[2])
+                product = patches.transpose(1, 2)
+                dw = torch.bmm(product, part) if dw is None else dw.baddbmm_(product, part)
+            if needs_x:
+                taps = torch.bmm(part, flat).view(q, -1, rows, out_w, kh, kw, inputs)
+                if kh == kw == ctx.stride == 1 and whole:
+                    dx = taps.view(q, -1, rows, out_w, inputs)
+                else:
+                    dx = dy.new_zeros(ctx.padded) if dx is None else dx
+                    _fold(dx, taps, row * ctx.stride, ctx.stride)
+        if dx is not None:
+            top, _, left, _ = ctx.pad
+            size = ctx.padded[2] - sum(ctx.pad[:2]), ctx.padded[3] - sum(ctx.pad[2:])
+            dx = dx[:, :, top : top + size[0], left : left + size[1]]
+        db = dy.sum((1, 2, 3)) if ctx.has_bias and needs_bias else None
+        return dx, None if dw is None else dw.view(weight.shape), db, None, None, None
+
+
+def _patch_view(x: Tensor, kh: int, kw: int, stride: int, out: tuple[int, int]) -> Tensor:
+    """x: [Q, B, H, W, C] -> [Q, B, H', W', kh, kw, C], without a copy."""
+    windows = x.unfold(2, kh, stride)[:, :, : out[0]].unfold(3, kw, stride)[:, :, :, : out[1]]
+    return windows.permute(0, 1, 2, 3, 5, 6, 4)
+
+
+def _rows_at_once(view: Tensor) -> int:
+    row = view.numel() // view.shape[2] * view.element_size()
+    return min(view.shape[2], max(1, _PATCH_BYTES.get(view.device.type, 2**30) // max(1, row)))
+
+
+def _product(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(patches, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), patches, weight)
+
+
+def _fold(dx: Tensor, taps: Tensor, row: int, stride: int) -> None:
+    """Adds the gradients of patches [Q, B, H', W', kh, kw, C] to the pixels they were taken from, from `row` on."""
+    rows, columns, kh, kw = taps.shape[2:6]
+    for i in range(kh):
+        for j in range(kw):
+            down = slice(row + i, row + i + stride * (rows - 1) + 1, stride)
+            across = slice(j, j + stride * (columns - 1) + 1, stride)
+            dx[:, :, down, across] += taps[:, :, :, :, i, j]
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    *,
+    train: bool,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, each client with its own statistics.
+
+    With `train`, mean and (biased) var are those of the client's batch, over (B, H, W), and the running statistics move
+    towards them in place: r <- (1 - momentum) r + momentum * s, with the unbiased variance n / (n - 1) var; where a
+    channel has a single value (n = 1) it is zero. Otherwise the running statistics are used.
+
+    x: [Q, B, H, W, C]. weight, bias, running_mean, running_var: [Q, C]. Returns the shape of x.
+
+    >>> x, one, zero = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1, 1), torch.ones(1, 1), torch.zeros(1, 1)
+    >>> mean, var = torch.zeros(1, 1), torch.ones(1, 1)
+    >>> batch_norm(x, one, zero, mean, var, train=True).flatten()
+    tensor([-1.0000,  1.0000])
+    >>> mean, var
+    (tensor([[0.2000]]), tensor([[1.1000]]))
+    """
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    if not train:
+        scale = weight * (running_var + eps).rsqrt()
+        return torch.addcmul((bias - running_mean * scale).unsqueeze(1), flat, scale.unsqueeze(1)).view(x.shape)
+    n = flat.shape[1]
+    with torch.no_grad():
+        var, mean = torch.var_mean(flat, dim=1, correction=0)
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * (n / max(1, n - 1)), momentum)
+    inv = (var + eps).rsqrt()
+    y: Tensor = _BatchNorm.apply(flat, weight, bias, mean, inv)  # type: ignore[no-untyped-call]
+    return y.view(x.shape)
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Normalisation by given batch statistics, with the gradient through them written out.
+
+    With z = (x - mean) * inv and a = weight * inv: db = sum dy, dw = sum dy z, dx = a (dy - (db + z dw) / n).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, inv)
+        scale = weight * inv
+        return torch.addcmul((bias - mean * scale).unsqueeze(1), x, scale.unsqueeze(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inv = ctx.saved_tensors
+        n = x.shape[1]
+        centred = x - mean.unsqueeze(1)
+        db = dy.sum(1)
+        dw = (dy * centred).sum(1) * inv
+        dx: Tensor | None = None
+        if ctx.needs_input_grad[0]:
+            scale = weight * inv
+            dx = centred.mul_((-scale * inv * dw / n).unsqueeze(1)).addcmul_(dy, scale.unsqueeze(1))
+            dx.sub_((scale * db / n).unsqueeze(1))
+        return dx, dw, db, None, None
+
+
+def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    """The largest value of each window, over the clients' images as one batch.
+
+    x: [Q, B, H, W, C]. Returns [Q, B, H', W', C].
+
+    >>> max_pool(torch.arange(16.0).view(1, 1, 4, 4, 1), 2).flatten()
+    tensor([ 5.,  7., 13., 15.])
+    """
+    pooled = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), kernel, stride, padding)
+    return pooled.permute(0, 2, 3, 1).reshape(*x.shape[:2], *pooled.shape[2:], x.shape[-1])
+
+
+def flatten(x: Tensor) -> Tensor:
+    """Flattens maps with the channel first, the order of torch's own layers.
+
+    x: [Q, B, H, W, C]. Returns [Q, B, C * H * W].
+
+    >>> flatten(torch.tensor([[1, 2], [3, 4]]).view(1, 1, 2, 1, 2)).tolist()
+    [[[1, 3, 2, 4]]]
+    """
+    return x.permute(0, 1, 4, 2, 3).flatten(2)
+
+
+def dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
+    """x / (1 - p) where noise >= p, else 0. `noise`, uniform in [0, 1), broadcasts against x.
+
+    >>> dropout(torch.ones(3), torch.tensor([0.1, 0.5, 0.9]), 0.5)
+    tensor([0., 2., 2.])
+    """
+    return x * ((noise >= p).to(x.dtype) / (1 - p))
+
+
+def head_input(h: Tensor, kind: str) -> Tensor:
+    """What the output layer reads: h itself ("raw") or h / ||h|| ("normalized").
+
+    h: [Q, B, d]. Returns [Q, B, d].
+
+    >>> head_input(torch.tensor([[[3.0, 4.0]]]), "normalized")
+    tensor([[[0.6000, 0.8000]]])
+    """
+    return F.normalize(h, dim=-1) if kind == "normalized" else h

@@ -1,0 +1,83 @@
+"""Class means on the client, their combination on the server, and classification by the nearest one."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsap.message import Message, PerClass, table
+
+Distance = Literal["l2", "cosine"]
+
+
+def class_sums(values: Tensor, y: Tensor, classes: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sum of the vectors of each class and how many there are.
+
+    values: [Q, B, d], y: [Q, B], valid: bool [Q, B] -> [Q, C, d], [Q, C]
+
+    >>> sums, counts = class_sums(torch.tensor([[[1.0], [2.0], [4.0]]]), torch.tensor([[0, 0, 1]]), classes=3)
+    >>> sums.flatten().tolist(), counts.flatten().tolist()
+    ([3.0, 4.0, 0.0], [2.0, 1.0, 0.0])
+    """
+    member = F.one_hot(y, classes).to(values.dtype)
+    if valid is not None:
+        member = member * valid[..., None]
+        values = torch.where(valid[..., None], values, 0.0)
+    return member.mT @ values, member.sum(1)
+
+
+def means(sums: Tensor, counts: Tensor) -> PerClass:
+    """Local prototypes p_{q,c}: the mean vector of each class that has samples. sums: [Q, C, d], counts: [Q, C]"""
+    return PerClass(sums / counts.clamp(min=1)[..., None], counts > 0)
+
+
+def combine(local: PerClass, counts: Tensor | None = None) -> PerClass:
+    """The global bank: for each class the mean of the local prototypes of the clients that have it.
+
+        p_c = 1/|Q_c| sum_{q in Q_c} p_{q,c}        or, with counts,   sum_q n_{q,c} p_{q,c} / sum_q n_{q,c}
+
+    local: [Q, C, d], counts: [Q, C] -> [C, d]
+
+    >>> local = PerClass(torch.tensor([[[1.0], [5.0]], [[3.0], [0.0]]]), torch.tensor([[True, True], [True, False]]))
+    >>> combine(local).values.flatten().tolist()
+    [2.0, 5.0]
+    """
+    weight = local.mask.to(local.values.dtype) if counts is None else counts * local.mask
+    total = weight.sum(0)
+    mean = (local.values * weight[..., None]).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
+    return PerClass(mean, total > 0)
+
+
+def send(local: PerClass, counts: Tensor | None = None) -> Message:
+    """A reply of prototypes, with the number of samples behind each if they are to be weighed by it."""
+    if counts is None:
+        return {"proto": local}
+    return {"proto": local, "count": PerClass(counts.to(local.values)[..., None], local.mask)}
+
+
+def combine_replies(replies: Message) -> PerClass:
+    """The global bank from replies made by `send`."""
+    counts = table(replies, "count").values[..., 0] if "count" in replies else None
+    return combine(table(replies, "proto"), counts)
+
+
+def scores(h: Tensor, bank: PerClass, distance: Distance, classes: Tensor | None = None) -> Tensor:
+    """How near each embedding is to each prototype: larger is nearer, minus infinity where there is none.
+
+        l2      2 h.p - ||p||^2   (= ||h||^2 - ||h - p||^2: the order of the squared distances)
+        cosine  cos(h, p)
+
+    h: [Q, B, d], bank: [Q, C, d], classes: bool [Q, C] -> [Q, B, C]
+
+    >>> bank = PerClass(torch.tensor([[[1.0, 0.0], [0.0, 5.0]]]), torch.ones(1, 2, dtype=torch.bool))
+    >>> h = torch.tensor([[[1.0, 2.0]]])
+    >>> scores(h, bank, "l2").argmax(-1).item(), scores(h, bank, "cosine").argmax(-1).item()
+    (0, 1)
+    """
+    if distance == "cosine":
+        near = F.normalize(h, dim=-1) @ F.normalize(bank.values, dim=-1).mT
+    else:
+        near = 2 * h @ bank.values.mT - bank.values.square().sum(-1)[:, None, :]
+    there = bank.mask if classes is None else bank.mask & classes
+    return near.masked_fill(~there[:, None, :], -torch.inf)

@@ -1,0 +1,110 @@
+"""What a run looks like in a terminal: progress on standard error, tables on standard output."""
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsap.methods import METHODS
+from fedsap.runs import Row
+
+Entry = dict[str, Any]
+
+
+def percent(value: float | None, spread: float | None = None) -> str:
+    """A share of 1 in per cent, with its spread if there is one.
+
+    >>> percent(0.8765), percent(0.5, 0.012), percent(None)
+    ('87.7', '50.0 ± 1.2', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
+
+
+def count(value: float) -> str:
+    """A count for people.
+
+    >>> count(3000), count(11181642), count(0)
+    ('3.0 k', '11.2 M', '0')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f} {letter}"
+    return f"{value:.0f}"
+
+
+def results(entries: Sequence[Entry]) -> Table:
+    """The table of methods."""
+    seeds = max(len(e["seeds"]) for e in entries)
+    over = f"mean ± std over {seeds} seeds" if seeds > 1 else "mean ± std over clients, one seed"
+    table = Table(title=f"Accuracy on the client's own classes, last round, % ({over})", title_justify="left")
+    table.add_column("method")
+    for name in ("head", "head, own classes", "prototype L2", "prototype cosine"):
+        table.add_column(name, justify="right")
+    for name in ("silhouette", "numbers up / round", "down / round", "seconds"):
+        table.add_column(name, justify="right")
+    for e in entries:
+        spread = "std" if len(e["seeds"]) > 1 else "std_clients"
+        cells = [percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")]
+        shape = "-" if e["silhouette"] is None else f"{e['silhouette']:.2f}"
+        sent = [count(e["comm"][way]["numbers"]) for way in ("up", "down")]
+        table.add_row(METHODS[e["method"]].title, *cells, shape, *sent, f"{e['seconds']:.1f}")
+    return table
+
+
+class Progressing:
+    """Follows the rounds of one run: a live line in a terminal, a plain line per evaluation elsewhere."""
+
+    def __init__(self, title: str, rounds: int, done: int, console: Console) -> None:
+        self._title, self._rounds, self._console = title, rounds, console
+        self._accuracy = ""
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task: TaskID = self._progress.add_task(title, total=rounds, completed=done, loss="", accuracy="")
+        self._live = Live(self._progress, console=console, refresh_per_second=8) if console.is_terminal else None
+
+    def __enter__(self) -> "Progressing":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, row: Row) -> None:
+        """Takes in one finished round."""
+        terms = [f"{name} {_mean(values):.3f}" for name, values in row["loss"].items()]
+        if "accuracy" in row:
+            some = {"head": "head", "proto": "L2", "proto_cos": "cos"}
+            self._accuracy = "  ".join(f"{say} {100 * _mean(row['accuracy'][k]):.1f}%" for k, say in some.items())
+        loss = "loss: " + " ".join(terms) if terms else "nobody answered"
+        if self._live:
+            self._progress.update(self._task, completed=row["round"], loss=loss, accuracy=self._accuracy)
+        elif "accuracy" in row:
+            self._console.print(
+                f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}", highlight=False, soft_wrap=True
+            )
+
+
+def _mean(values: list[float | None]) -> float:
+    some = [v for v in values if v is not None]
+    return sum(some) / len(some) if some else float("nan")
+
+
+def to_people() -> Console:
+    """Standard error."""
+    return Console(file=sys.stderr)

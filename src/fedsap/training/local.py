@@ -1,0 +1,246 @@
+"""Local training of a stack of clients: batches, gradients and SGD for all of them at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedsap.message import Message, PerClass, select
+from fedsap.methods.method import Method, Pass, Phase, State, Step
+from fedsap.models.network import Features, Network, Weights
+from fedsap.prototypes import class_sums, means
+from fedsap.training.feed import Block, Images, Key, Look, Rows, epoch
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """How a client trains."""
+
+    batch: int = 8
+    lr: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    epochs: int = 1
+    drop_last: bool = True
+
+
+@dataclass
+class Sums:
+    """Class sums of some vectors, growing batch by batch. sums: [Q, C, d] by name, counts: [Q, C] by name."""
+
+    clients: int
+    classes: int
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, rows: Rows, vectors: Mapping[str, Tensor], y: Tensor, valid: Tensor | None = None) -> None:
+        for name, value in vectors.items():
+            some, count = class_sums(value.detach(), y, self.classes, valid)
+            if name not in self.sums:
+                self.sums[name] = some.new_zeros(self.clients, *some.shape[1:])
+                self.counts[name] = count.new_zeros(self.clients, self.classes)
+            self.sums[name][rows] += some
+            self.counts[name][rows] += count
+
+    def means(self) -> dict[str, PerClass]:
+        return {name: means(self.sums[name], self.counts[name]) for name in self.sums}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Q clients on one device. Everything with a client axis has it in this order."""
+
+    network: Network
+    method: Method
+    train: Images
+    keys: tuple[Key, ...]
+    owned: Tensor  # bool [Q, C]
+    look: Look
+    hyper: Hyper
+
+    @property
+    def classes(self) -> int:
+        return self.owned.shape[1]
+
+    def picture(self, block: Block, step: int) -> tuple[Tensor, Tensor]:
+        """Batch `step` of a block: x [R, B, H, W, C], y [R, B]."""
+        samples = block.samples[:, step]
+        draws = {k: v[:, step] for k, v in block.draws.items()}
+        return self.look(self.train.images[samples], draws), self.train.labels[samples]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training leaves beside the weights, which it changes in place."""
+
+    running: dict[str, PerClass]  # class means taken along with the last epoch
+    terms: dict[str, Tensor]  # [R] mean over the steps of each loss term
+
+
+def train(
+    stack: Stack,
+    rows: Sequence[int],
+    state: State,
+    momentum: Mapping[str, Weights],
+    down: Message,
+    schedule: Mapping[str, float],
+    t: int,
+) -> Trained:
+    """One round of local training of the clients `rows`; `state`, `momentum` and `down` hold these R clients, in order.
+
+    `state` and `momentum` change in place. The host is not waited for from the first batch to the last.
+    """
+    device = stack.train.images.device
+    weight = {k: torch.tensor(v, dtype=stack.look.dtype, device=device) for k, v in schedule.items()}
+    names = [name for name, when in stack.method.passes().items() if when == "running"]
+    running = Sums(len(rows), stack.classes)
+    totals: dict[str, Tensor] = {}
+    steps = torch.zeros(len(rows), device=device)
+    owned = stack.owned[torch.as_tensor(rows, device=device)]
+    phases = stack.method.phases()
+    number = 0
+    for phase in phases:
+        epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
+        for e in range(epochs):
+            last = phase is phases[-1] and e == epochs - 1
+            for block in plan(stack, rows, t, number):
+                with Slice(state, momentum, block.rows) as part:
+                    view = Moment(
+                        phase, part.state, part.momentum, select(down, block.rows), owned[block.rows], weight
+                    )
+                    for s in range(block.steps):
+                        terms, out, y = one_step(stack, view, block, s)
+                        for name, value in terms.items():
+                            if name not in totals:
+                                totals[name] = torch.zeros(len(rows), dtype=value.dtype, device=device)
+                            totals[name][block.rows] += value
+                        if last and names:
+                            vectors = stack.method.represent(out)
+                            running.add(block.rows, {n: vectors[n] for n in names}, y)
+                    steps[block.rows] += block.steps
+            number += 1
+    return Trained(running.means(), {k: v / steps.clamp(min=1) for k, v in totals.items()})
+
+
+def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
+    """The batches of one epoch of training."""
+    return epoch(
+        stack.train,
+        rows,
+        stack.keys,
+        t,
+        number,
+        batch=stack.hyper.batch,
+        drop_last=stack.hyper.drop_last,
+        look=stack.look,
+        noise=stack.network.noise,
+    )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """All that a step needs beside its batch."""
+
+    phase: Phase
+    state: State
+    momentum: Mapping[str, Weights]
+    down: Message
+    owned: Tensor
+    weight: Mapping[str, Tensor]
+
+
+class Slice:
+    """Some rows of a state and its momentum: views where the rows are a slice, copies that are written back where not."""
+
+    def __init__(self, state: State, momentum: Mapping[str, Weights], rows: Rows) -> None:
+        self._whole, self._rows = (state, momentum), rows
+        self.state = {n: {k: v[rows] for k, v in w.items()} for n, w in state.items()}
+        self.momentum = {n: {k: v[rows] for k, v in w.items()} for n, w in momentum.items()}
+
+    def __enter__(self) -> "Slice":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._rows, slice):
+            return
+        for whole, part in zip(self._whole, (self.state, self.momentum), strict=True):
+            for name, weights in whole.items():
+                for k, v in weights.items():
+                    v[self._rows] = part[name][k]
+
+
+def moving(network: Network, phase: Phase, weights: Weights) -> list[str]:
+    """The names that a phase trains."""
+    names = [k for k in weights if k not in network.buffers]
+    if phase.part == "all":
+        return names
+    return [k for k in names if (k in network.head_names) == (phase.part == "head")]
+
+
+def one_step(stack: Stack, at: Moment, block: Block, step: int) -> tuple[dict[str, Tensor], Features, Tensor]:
+    """Forward, loss, gradient and SGD on one batch of every client; each client's gradient is of its own loss only."""
+    x, y = stack.picture(block, step)
+    noise = {k: v[:, step].to(x) for k, v in block.noise.items()}
+    which = [(n, k) for n in at.phase.trains for k in moving(stack.network, at.phase, at.state[n])]
+    leaves = [at.state[n][k].detach().requires_grad_() for n, k in which]
+    state = {n: dict(w) for n, w in at.state.items()}
+    for (n, k), leaf in zip(which, leaves, strict=True):
+        state[n][k] = leaf
+
+    def forward(weights: Weights) -> Features:
+        return stack.network(weights, x, train=True, noise=noise)
+
+    with torch.enable_grad():
+        out = forward(state["model"])
+        terms = at.phase.loss(Step(y, out, at.down, at.owned, at.weight, state, forward))
+        grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
+    lr = stack.hyper.lr if at.phase.lr is None else at.phase.lr
+    with torch.no_grad():
+        values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
+        if stack.hyper.weight_decay:
+            grads = torch._foreach_add(grads, values, alpha=stack.hyper.weight_decay)
+        torch._foreach_mul_(moments, stack.hyper.momentum)
+        torch._foreach_add_(moments, grads)
+        torch._foreach_add_(values, moments, alpha=-lr)
+    return {k: v.detach() for k, v in terms.items()}, out, y
+
+
+@torch.no_grad()
+def class_means(
+    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, Pass], t: int, chunk: int
+) -> dict[str, PerClass]:
+    """Class means of what the method represents, over all local samples, for the clients `rows` and their weights.
+
+    `eval`: layers in evaluation mode, images as they are. `train`: layers in training mode on augmented batches of the
+    training size; running statistics are left alone.
+    """
+    sums = Sums(len(rows), stack.classes)
+    still = [n for n, when in wanted.items() if when == "eval"]
+    if still:
+        for part, samples, valid in stack.train.chunks(rows, chunk):
+            x, y = stack.look(stack.train.images[samples]), stack.train.labels[samples]
+            vectors = stack.method.represent(stack.network({k: v[part] for k, v in weights.items()}, x))
+            sums.add(part, {n: vectors[n] for n in still}, y, valid)
+    moved = [n for n, when in wanted.items() if when == "train"]
+    if moved:
+        scratch = {k: v.clone() if k in stack.network.buffers else v for k, v in weights.items()}
+        for block in epoch(
+            stack.train,
+            rows,
+            stack.keys,
+            t,
+            0,
+            batch=stack.hyper.batch,
+            drop_last=False,
+            look=stack.look,
+            noise=stack.network.noise,
+            purpose="passes",
+        ):
+            part_weights = {k: v[block.rows] for k, v in scratch.items()}
+            for s in range(block.steps):
+                x, y = stack.picture(block, s)
+                noise = {k: v[:, s].to(x) for k, v in block.noise.items()}
+                vectors = stack.method.represent(stack.network(part_weights, x, train=True, noise=noise))
+                sums.add(block.rows, {n: vectors[n] for n in moved}, y)
+    return sums.means()
