@@ -34,7 +34,8 @@ def assert_conv_is_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride:
     for q in range(x.shape[0]):
         own = [t[q].clone().requires_grad_() for t in (x, weight, bias) if t is not None]
         b = own[2] if bias is not None else None
-        expected = F.conv2d(channels_first(own[0]), own[1].permute(3, 2, 0, 1), b, stride=stride, padding=padding)
+        kernel = own[1].permute(3, 2, 0, 1).contiguous()
+        expected = F.conv2d(channels_first(own[0]), kernel, b, stride=stride, padding=padding)
         assert_close(y[q], channels_last(expected), **EXACT)
         for got, want in zip(grads, torch.autograd.grad(channels_last(expected), own, dy[q]), strict=True):
             assert_close(got[q], want, **EXACT)

@@ -25,7 +25,7 @@ class PlainSmall(nn.Module):
         self.fc2 = nn.Linear(64, classes)
         self.embedding, self.head_input = embedding, head_input
 
-    def forward(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         low = F.max_pool2d(F.relu(self.conv1(x)), 2)
         h = self.fc1(F.max_pool2d(F.relu(self.conv2(low)), 2).flatten(1))
         h = F.relu(h) if self.embedding == "relu" else h
@@ -64,9 +64,7 @@ class PlainBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -85,7 +83,7 @@ class PlainResNet18(nn.Module):
         self.fc = nn.Linear(512, classes)
         self.resolution = resolution
 
-    def forward(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         if self.resolution is not None:
             x = F.interpolate(x, size=(self.resolution, self.resolution), mode="bilinear", align_corners=False)
         x = x.repeat(1, 3 // x.shape[1], 1, 1)
@@ -106,10 +104,15 @@ def loss(h: Tensor, logits: Tensor, low: Tensor, y: Tensor) -> Tensor:
 
 
 def check(
-    network: Network, plain: Callable[[], nn.Module], shape: tuple[int, ...], *, batch: int = 3, live: bool = False
+    network: Network,
+    plain: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    *,
+    clients: int = 3,
+    batch: int = 3,
+    steps: int = 3,
 ) -> None:
-    """Three steps of SGD with momentum, on a prefix of a larger stack, against torch.optim.SGD client by client."""
-    clients, steps = 3, 3
+    """Some steps of SGD with momentum, on a prefix of a larger stack, against torch.optim.SGD client by client."""
     one_by_one = [network.init(Generator().manual_seed(q)) for q in range(clients + 1)]
     whole = {name: tensor.double() for name, tensor in stack(one_by_one).items()}
     untouched = {name: tensor[clients].clone() for name, tensor in whole.items()}
@@ -126,9 +129,8 @@ def check(
     for step in range(steps):
         y = torch.randint(network.classes, (clients, batch), generator=draw)
         noise = {name: torch.rand(clients, batch, *size, generator=draw) for name, size in network.noise.items()}
-        values = network.live(prefix) if live else prefix  # type: ignore[attr-defined]
-        leaves = {k: v.detach().requires_grad_() for k, v in values.items() if k not in network.buffers}
-        out = network({**values, **leaves}, x[step], train=True, noise=noise)
+        leaves = {k: v.detach().requires_grad_() for k, v in prefix.items() if k not in network.buffers}
+        out = network({**prefix, **leaves}, x[step], train=True, noise=noise)
         grads = torch.autograd.grad(loss(out.h, out.logits, out.low, y), list(leaves.values()))
         for q, (model, optimiser) in enumerate(zip(models, optimisers, strict=True)):
             own = {name: value[q] for name, value in noise.items()}
@@ -136,14 +138,13 @@ def check(
             assert_close((out.h[q], out.logits[q], out.low[q]), outputs, **EXACT)
             optimiser.zero_grad()
             loss(*outputs, y[q]).backward()
-            if not live:
-                got = network.export({name: g[q] for name, g in zip(leaves, grads, strict=True)})
-                for name, parameter in model.named_parameters():
-                    assert_close(got[name], parameter.grad, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
+            got = network.export({name: grad[q] for name, grad in zip(leaves, grads, strict=True)})
+            for name, parameter in model.named_parameters():
+                assert_close(got[name], parameter.grad, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
             optimiser.step()
         for (name, _), grad in zip(leaves.items(), grads, strict=True):
             momentum[name] = grad if name not in momentum else 0.5 * momentum[name] + grad
-            values[name].sub_(momentum[name], alpha=0.01)
+            prefix[name].sub_(momentum[name], alpha=0.01)
     for q, model in enumerate(models):
         model.eval()
         got = network.export({name: tensor[q] for name, tensor in prefix.items()})
@@ -175,10 +176,25 @@ def test_cnn(dropout: float, head_input: str) -> None:
     check(network, lambda: PlainCNN(7, shape, dropout, head_input), shape)
 
 
-@pytest.mark.parametrize("live", [False, True], ids=["whole kernels", "live taps"])
-def test_resnet18(live: bool) -> None:
+def test_resnet18() -> None:
+    # With fewer images, layer4's statistics are of so few values that rounding alone grows past 1e-9 in three steps.
     network = build("resnet18", classes=4, shape=(32, 32, 3))
-    check(network, lambda: PlainResNet18(4), (32, 32, 3), live=live)
+    check(network, lambda: PlainResNet18(4), (32, 32, 3), clients=2, batch=8, steps=2)
+
+
+def test_resnet18_on_its_live_taps_alone() -> None:
+    network = ResNet18(classes=4, shape=(32, 32, 3))
+    weights = stack([network.init(Generator().manual_seed(q)) for q in range(2)])
+    live = network.live(weights)
+    grads = []
+    for values in (weights, live):
+        leaves = {k: v.detach().requires_grad_() for k, v in values.items() if k not in network.buffers}
+        out = network({**values, **leaves}, images(1, 2, 4, (32, 32, 3))[0].float(), train=True)
+        grads.append(dict(zip(leaves, torch.autograd.grad(out.logits.sum(), list(leaves.values())), strict=True)))
+    whole = network.live(grads[0])
+    assert_close(grads[1], whole)
+    live["layer4.1.conv2.weight"].zero_()
+    assert float(weights["layer4.1.conv2.weight"][:, 1, 1].abs().max()) == 0
 
 
 def test_resnet18_resizes_and_takes_grey_images() -> None:
@@ -259,7 +275,7 @@ def test_load_names_what_is_wrong(network: Network) -> None:
         network.load({k: v for k, v in state.items() if k != head})
     with pytest.raises(UserError, match=rf"{head} has shape \(6, 2\); \(5, .* is needed"):
         network.load({**state, head: torch.zeros(6, 2)})
-    with pytest.raises(UserError, match="extra.weight is unknown"):
+    with pytest.raises(UserError, match=r"extra.weight is unknown"):
         network.load({**state, "extra.weight": torch.zeros(1)})
     with pytest.raises(UserError, match=rf"{first} holds torch.int64; floating point numbers"):
         network.load({**state, first: torch.zeros(1, dtype=torch.long)})

@@ -55,6 +55,7 @@ class Step:
     weight: Mapping[str, Tensor]  # `Method.schedule` of this round, tensors without axes
     state: State  # the client's weights by name; those being trained carry gradients
     forward: Callable[[Weights], Features]  # the network on this batch with other weights
+    live: Callable[[Weights], Weights]  # the part of received weights that `state` is to be compared with
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _read(
 
 
 def _arrays(file: Path) -> Mapping[str, Tensor]:
-    with np.load(file, allow_pickle=False) as arrays:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 

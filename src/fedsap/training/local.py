@@ -63,6 +63,10 @@ class Stack:
     def classes(self) -> int:
         return self.owned.shape[1]
 
+    def live(self, weights: Weights) -> Weights:
+        """Views of the weights without those that no pixel reaches, if these are weights of the network."""
+        return self.network.live(weights) if self.network.head_names[0] in weights else weights
+
     def picture(self, block: Block, step: int) -> tuple[Tensor, Tensor]:
         """Batch `step` of a block: x [R, B, H, W, C], y [R, B]."""
         samples = block.samples[:, step]
@@ -92,6 +96,9 @@ def train(
     `state` and `momentum` change in place. The host is not waited for from the first batch to the last.
     """
     device = stack.train.images.device
+    if not stack.hyper.weight_decay:  # with it, weights that never meet data shrink all the same
+        state = {n: stack.live(w) for n, w in state.items()}
+        momentum = {n: stack.live(w) for n, w in momentum.items()}
     weight = {k: torch.tensor(v, dtype=stack.look.dtype, device=device) for k, v in schedule.items()}
     names = [name for name, when in stack.method.passes().items() if when == "running"]
     running = Sums(len(rows), stack.classes)
@@ -193,7 +200,7 @@ def one_step(stack: Stack, at: Moment, block: Block, step: int) -> tuple[dict[st
 
     with torch.enable_grad():
         out = forward(state["model"])
-        terms = at.phase.loss(Step(y, out, at.down, at.owned, at.weight, state, forward))
+        terms = at.phase.loss(Step(y, out, at.down, at.owned, at.weight, state, forward, stack.live))
         grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
     lr = stack.hyper.lr if at.phase.lr is None else at.phase.lr
     with torch.no_grad():
