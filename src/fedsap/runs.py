@@ -236,6 +236,7 @@ def _row(outcome: Outcome, seconds: float) -> Row:
         "round": outcome.t,
         "seconds": round(seconds, 4),
         "clients": outcome.clients,
+        "failed": {str(c): why for c, why in outcome.failed.items()},
         "loss": {k: _floats(v) for k, v in outcome.terms.items()},
         "up": [[c.numbers, c.bytes] for c in outcome.up],
         "down": [[c.numbers, c.bytes] for c in outcome.down],

@@ -76,7 +76,7 @@ class Simulation:
             _put(self.state, state, index)
             _put(self.momentum, momentum, index)
         inverse = slice(None) if bool((order == torch.arange(len(order), device=self._device)).all()) else order
-        return Replies(select(reply, inverse), {k: v[order].cpu() for k, v in trained.terms.items()})
+        return Replies(list(clients), select(reply, inverse), {k: v[order].cpu() for k, v in trained.terms.items()})
 
     def _reply(
         self, rows: Sequence[int], state: State, message: Message, t: int, running: dict[str, PerClass]
@@ -90,7 +90,7 @@ class Simulation:
         """What clients reply before any training."""
         rows = [self._row[c] for c in clients]
         index = torch.tensor(rows, device=self._device)
-        return Replies(self._reply(rows, _take(self.state, index), {}, 0, {}), {})
+        return Replies(list(clients), self._reply(rows, _take(self.state, index), {}, 0, {}), {})
 
     def evaluate(self, t: int, down: Message, own: Message, bank: PerClass | None, judge: Judge) -> Scores:
         """Every client after it has received what the server would send it next; nothing is kept of that."""

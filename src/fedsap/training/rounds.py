@@ -1,7 +1,7 @@
 """The round loop: the only place where server and clients meet, whatever executes the clients."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -14,10 +14,15 @@ from fedsap.training.streams import generator, numbers
 
 @dataclass(frozen=True)
 class Replies:
-    """What the clients sent, with client axis in the order they were asked, and their mean loss terms [R]."""
+    """What came back from those that answered, ascending: messages with client axis and mean loss terms, [R] each.
 
+    Whoever did not answer stands under `failed`, with the reason.
+    """
+
+    clients: list[int]
     message: Message
     terms: dict[str, torch.Tensor]
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,20 +46,21 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Presence:
-    """Who takes part: a fixed share of the clients is asked in each round, and some of those fail to answer."""
+    """Who takes part: a fixed share of the clients is asked in each round, and some of those are made to fail."""
 
     share: float = 1.0
     failures: float = 0.0
 
-    def draw(self, seed: int, t: int, clients: int) -> list[int]:
-        """The clients that answer in round t, ascending.
+    def draw(self, seed: int, t: int, clients: int) -> tuple[list[int], list[int]]:
+        """The clients that are asked in round t, and those of them that will not answer; both ascending.
 
         >>> Presence(share=0.5).draw(seed=0, t=1, clients=4) == Presence(share=0.5).draw(seed=0, t=1, clients=4)
         True
         """
         rng = numbers(seed, "participation", t=t)
         asked = rng.permutation(clients)[: max(1, round(self.share * clients))]
-        return sorted(int(c) for c in asked[rng.random(len(asked)) >= self.failures])
+        lost = asked[rng.random(len(asked)) < self.failures]
+        return sorted(asked.tolist()), sorted(lost.tolist())
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,11 @@ class Outcome:
 
     t: int
     server: Message
-    clients: list[int]
+    clients: list[int]  # that answered
+    failed: dict[int, str]  # that did not, and why
     terms: dict[str, torch.Tensor]
     up: list[Cost]  # per client that answered
-    down: list[Cost]
+    down: list[Cost]  # per client that was asked
     scores: Scores | None
 
 
@@ -91,25 +98,21 @@ def play(
             first = Round(0, generator(seed, "server", t=task.rounds + 1), all_ids)
             server = method.combine(task, server, clients.greet(everyone).message, first)
     for t in range(done + 1, task.rounds + 1):
-        present = presence.draw(seed, t, task.clients)
-        terms: dict[str, torch.Tensor] = {}
-        up: list[Cost] = []
-        down: list[Cost] = []
-        if present:
-            ids = torch.tensor(present)
-            shared, own = method.broadcast(server, t), method.address(server, t, ids)
-            replies = clients.train(t, shared, own, present)
-            terms = replies.terms
-            each = cost(shared)
-            down = [each + cost(select(own, torch.tensor(i))) for i in range(len(present))]
-            up = [cost(select(replies.message, torch.tensor(i))) for i in range(len(present))]
-            finite = all(bool(torch.isfinite(v).all()) for v in terms.values())
-            if finite:
-                server = method.combine(task, server, replies.message, Round(t, generator(seed, "server", t=t), ids))
-        else:
-            finite = True
+        asked, lost = presence.draw(seed, t, task.clients)
+        present = [c for c in asked if c not in lost]
+        ids = torch.tensor(present, dtype=torch.long)
+        shared, own = method.broadcast(server, t), method.address(server, t, ids)
+        replies = clients.train(t, shared, own, present) if present else Replies([], {}, {})
+        failed = replies.failed | dict.fromkeys(lost, "left out on purpose (train.failures)")
+        each = cost(shared)
+        down = [each + cost(select(own, torch.tensor(i))) for i in range(len(present))]
+        up = [cost(select(replies.message, torch.tensor(i))) for i in range(len(replies.clients))]
+        sound = all(bool(torch.isfinite(v).all()) for v in replies.terms.values())
+        if sound and replies.clients:
+            info = Round(t, generator(seed, "server", t=t), torch.tensor(replies.clients))
+            server = method.combine(task, server, replies.message, info)
         scores = None
-        if finite and (t % judge.every == 0 or t == task.rounds):
+        if sound and (t % judge.every == 0 or t == task.rounds):
             next_down, next_own = method.broadcast(server, t + 1), method.address(server, t + 1, all_ids)
             scores = clients.evaluate(t, next_down, next_own, method.bank(server), judge)
-        yield Outcome(t, server, present, terms, up, down, scores)
+        yield Outcome(t, server, replies.clients, failed, replies.terms, up, down, scores)
