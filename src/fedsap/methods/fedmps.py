@@ -77,7 +77,7 @@ class FedMPS(Method):
         points, labels = local.values[local.mask], local.mask.nonzero()[:, 1]
         head = fit(
             lambda w, x: task.network.head(w, x),
-            under("head", server),
+            {k: v.to(points) for k, v in under("head", server).items()},
             points,
             labels,
             epochs=self.server_epochs,
