@@ -200,7 +200,8 @@ def _fold(dx: Tensor, taps: Tensor, row: int, stride: int) -> None:
         for j in range(min(across, columns)):
             part = taps[:, :, i::down, j::across]
             pixels = dx[:, :, row + i * stride :, j * stride :]
-            windows = _patch_view(pixels, kh, kw, (down * stride, across * stride), tuple(part.shape[2:4]))
+            size = part.shape[2], part.shape[3]
+            windows = _patch_view(pixels, kh, kw, (down * stride, across * stride), size)
             windows += part
 
 
