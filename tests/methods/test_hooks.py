@@ -40,7 +40,7 @@ def test_proximal_term_keeps_weights_near():
         names = [k for k in before if not k.endswith(("mean", "var"))]
         return float(sum((simulation.state["model"][k] - before[k]).square().sum() for k in names))
 
-    assert drift(5.0) < 0.5 * drift(0.0)
+    assert drift(5.0) < 0.7 * drift(0.0)
 
 
 @dataclass(frozen=True)

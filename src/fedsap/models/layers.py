@@ -126,13 +126,13 @@ class _Convolution(torch.autograd.Function):
         step = _rows_at_once(view)
         flat = weight.reshape(q, -1, channels)
         if step >= out[0]:
-            patches = view.reshape(q, -1, flat.shape[1])
+            patches = _patches(view)
             y = _product(patches, flat, bias).view(q, -1, *out, channels)
             ctx.save_for_backward(patches, weight)
         else:
             y = x.new_empty(q, x.shape[1], *out, channels)
             for row in range(0, out[0], step):
-                patches = view[:, :, row : row + step].reshape(q, -1, flat.shape[1])
+                patches = _patches(view[:, :, row : row + step])
                 part = y[:, :, row : row + step]
                 part.copy_(_product(patches, flat, bias).view(part.shape))
             ctx.save_for_backward(padded, weight)
@@ -156,7 +156,7 @@ class _Convolution(torch.autograd.Function):
             rows = min(ctx.step, out_h - row)
             part = dy[:, :, row : row + rows].reshape(q, -1, channels)
             if needs_weight:
-                patches = view if whole else view[:, :, row : row + rows].reshape(q, -1, flat.shape[2])
+                patches = view if whole else _patches(view[:, :, row : row + rows])
                 product = patches.transpose(1, 2)
                 dw = torch.bmm(product, part) if dw is None else dw.baddbmm_(product, part)
             if needs_x:
@@ -178,6 +178,15 @@ def _patch_view(x: Tensor, kh: int, kw: int, stride: tuple[int, int], out: tuple
     """x: [Q, B, H, W, C] -> [Q, B, H', W', kh, kw, C], without a copy."""
     windows = x.unfold(2, kh, stride[0])[:, :, : out[0]].unfold(3, kw, stride[1])[:, :, :, : out[1]]
     return windows.permute(0, 1, 2, 3, 5, 6, 4)
+
+
+def _patches(view: Tensor) -> Tensor:
+    """view: [Q, B, H', W', kh, kw, C] -> [Q, B * H' * W', kh * kw * C]."""
+    q, kw, channels = view.shape[0], view.shape[5], view.shape[6]
+    taps = view.shape[4] * kw * channels
+    if kw * channels < 16:  # copied tap by tap: pixel by pixel the runs would be too short
+        return view.permute(0, 4, 5, 6, 1, 2, 3).reshape(q, taps, -1).transpose(1, 2)
+    return view.reshape(q, -1, taps)
 
 
 def _rows_at_once(view: Tensor) -> int:

@@ -46,6 +46,11 @@ class Network(Protocol):
         """The output layer alone: h [Q, B, d] -> logits [Q, B, C]. `weights` needs to hold `head_names` only."""
         ...
 
+    def live(self, weights: Weights) -> Weights:
+        """Views of the weights without those that never meet data at this network's image size (taps of a padded kernel
+        that only ever see padding). The network computes the same with them, and their gradients are all there are."""
+        ...
+
     def export(self, weights: Weights) -> Weights:
         """ONE client's weights in the layout of the equivalent torch.nn module (its state_dict)."""
         ...
