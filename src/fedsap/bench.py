@@ -20,8 +20,8 @@ from fedsap.training.local import plan
 
 
 def compare(config: Config, repeat: int) -> Row:
-    """Times round 2 (prototypes are there) `repeat` times each way, alternating; medians, their ratio, and by how much the
-    weights differ after the same round both ways."""
+    """Times round 2 (prototypes are there) both ways, a few rounds in a row, `repeat` times in turn; the medians, their ratio,
+    and by how much the weights differ after the same round both ways."""
     if config.model.name not in plain.NETWORKS or config.method["name"] != "fedsap":
         raise UserError(f"bench: times FedSAP with {', '.join(plain.NETWORKS)}; got {config.method['name']}, {config.model.name}")
     changes = {"model": config.model.model_copy(update={"dropout": 0.0 if config.model.name == "cnn" else None})}
@@ -79,17 +79,14 @@ def compare(config: Config, repeat: int) -> Row:
     def stacked() -> None:
         combine_replies(simulation.train(2, bank, {}, everyone).message)
 
+    models = reset()
+    loop(models)
+    stacked()
+    difference = _difference(simulation.state["model"], models, rows, stack.network.export)
     times: dict[str, list[float]] = {"loop": [], "stack": []}
-    difference = 0.0
-    for n in range(repeat + 1):  # the first time is a warm-up
-        models = reset()
-        took_loop = _timed(partial(loop, models), device)
-        took_stack = _timed(stacked, device)
-        if n == 0:
-            difference = _difference(simulation.state["model"], models, rows, stack.network.export)
-            continue
-        times["loop"].append(took_loop)
-        times["stack"].append(took_stack)
+    for _ in range(repeat):
+        times["loop"].append(_timed(partial(loop, models), device))
+        times["stack"].append(_timed(stacked, device))
     medians = {k: statistics.median(v) for k, v in times.items()}
     return {
         "dataset": config.data.name,
@@ -105,14 +102,19 @@ def compare(config: Config, repeat: int) -> Row:
     }
 
 
+ROUNDS = 5  # timed together, as they follow each other in a run
+
+
 def _timed(job: Callable[[], None], device: torch.device) -> float:
+    """Seconds for one of `ROUNDS` rounds in a row."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    job()
+    for _ in range(ROUNDS):
+        job()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / ROUNDS
 
 
 def _difference(

@@ -13,6 +13,7 @@ from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
+from fedsap.memory import keep_freed
 from fedsap.methods import Method
 from fedsap.methods.method import Task
 from fedsap.models import build
@@ -64,6 +65,7 @@ def build_federation(config: Config, data: Dataset) -> Federation:
     """The clients of a run as one stack, with their initial weights, before round 1."""
     parts = split(config, data)
     where = device(config.device)
+    keep_freed()
     method = config.made_method()
     shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
     chosen = {k: v for k, v in config.model.model_dump().items() if k != "name" and v is not None}
