@@ -29,14 +29,18 @@ def data(rng, sizes, classes, side, channels):
     return Split(images, labels), lists
 
 
-def pair(method, name, *, sizes=(19, 40, 33, 5), dtype=torch.float64, epochs=1, momentum=0.5, rounds=3, network=None, lr=0.05):
+def pair(
+    method, name, *, sizes=(19, 40, 33, 5), dtype=torch.float64, epochs=1, momentum=0.5, rounds=3, network=None, lr=0.05
+):
     """(Simulation, oracle models, oracle images, oracle labels, test images of the oracle)."""
     rng = np.random.default_rng(3)
     classes = 4
     side, channels = (8, 1) if name == "small" else (16, 3)
     split, lists = data(rng, sizes, classes, side, channels)
     tests, test_lists = data(rng, [len(s) + 3 for s in lists], classes, side, channels)
-    network = network or (Small(classes, (side, side, channels)) if name == "small" else ResNet18(classes, (side, side, channels)))
+    network = network or (
+        Small(classes, (side, side, channels)) if name == "small" else ResNet18(classes, (side, side, channels))
+    )
     look = Look((0.5,) * channels, (0.25,) * channels, "none", 1, dtype)
     owned = torch.zeros(len(sizes), classes, dtype=torch.bool)
     for q, places in enumerate(lists):

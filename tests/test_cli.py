@@ -42,13 +42,27 @@ def cifar(tmp_path_factory):
 
     batch("data_batch_1", 200)
     batch("test_batch", 50)
-    names = [n.encode() for n in "plane car bird cat deer dog frog horse ship truck".split()]
+    names = [n.encode() for n in ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]]
     (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": names}, protocol=2))
     return root.parent
 
 
 def test_run_prints_json_and_nothing_else(tmp_path):
-    done = fedsap("run", *SMALL, "--method", "fedsap", "--method", "local", "--seed", 1, "--seed", 2, "--out", tmp_path / "o", "--json")
+    done = fedsap(
+        "run",
+        *SMALL,
+        "--method",
+        "fedsap",
+        "--method",
+        "local",
+        "--seed",
+        1,
+        "--seed",
+        2,
+        "--out",
+        tmp_path / "o",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [m["method"] for m in found["methods"]] == ["fedsap", "local"]
@@ -75,7 +89,9 @@ def test_run_prints_a_table_and_says_where_the_report_is(tmp_path):
 
 
 def test_run_takes_a_configuration_file(tmp_path):
-    (tmp_path / "c.toml").write_text('seeds = [5]\n[method]\nname = "fedproto"\nalign = 0.3\n[partition]\nclients = 3\n[train]\nrounds = 2\n')
+    (tmp_path / "c.toml").write_text(
+        'seeds = [5]\n[method]\nname = "fedproto"\nalign = 0.3\n[partition]\nclients = 3\n[train]\nrounds = 2\n'
+    )
     done = fedsap("run", tmp_path / "c.toml", "--out", tmp_path / "o", "--json")
     entry = json.loads(done.stdout)["methods"][0]
     assert (entry["seeds"], entry["rounds"], entry["config"]["method"]["align"]) == ([5], 2, 0.3)
@@ -89,8 +105,19 @@ def test_run_on_a_folder_of_ones_own_images(tmp_path):
             for i in range(n):
                 pixels = (rng.integers(0, 60, (20, 24, 3)) + 60 * shade).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "d" / split / name / f"{i}.png")
-    sets = ["data.name=folder", "data.size=16", "model.name=small", "partition.clients=3", "partition.ways=2", "partition.spread=1", "partition.shots=6", "train.rounds=2"]
-    done = fedsap("run", *[w for s in sets for w in ("--set", s)], "--data", tmp_path / "d", "--out", tmp_path / "o", "--json")
+    sets = [
+        "data.name=folder",
+        "data.size=16",
+        "model.name=small",
+        "partition.clients=3",
+        "partition.ways=2",
+        "partition.spread=1",
+        "partition.shots=6",
+        "train.rounds=2",
+    ]
+    done = fedsap(
+        "run", *[w for s in sets for w in ("--set", s)], "--data", tmp_path / "d", "--out", tmp_path / "o", "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["methods"][0]["dataset"] == "folder"
 
@@ -115,7 +142,12 @@ def test_partition_shows_saves_and_draws(tmp_path, cifar):
 def test_list(what):
     done = fedsap("list", what)
     assert done.returncode == 0, done.stderr
-    expected = {"methods": "fedmps", "datasets": "femnist", "models": "resnet18", "options": "method.fedsap.proxy_scale"}
+    expected = {
+        "methods": "fedmps",
+        "datasets": "femnist",
+        "models": "resnet18",
+        "options": "method.fedsap.proxy_scale",
+    }
     assert expected[what] in done.stdout
 
 
@@ -170,7 +202,19 @@ def test_mistakes_are_one_line_with_exit_two(tmp_path, monkeypatch, words, said)
 
 
 def test_weights_of_another_shape_and_truncated_files(tmp_path, cifar):
-    words = ["run", "--data", cifar, "--set", "data.name=cifar10", "--set", "partition.shots=5", "--set", "train.rounds=1", "--out", tmp_path / "o"]
+    words = [
+        "run",
+        "--data",
+        cifar,
+        "--set",
+        "data.name=cifar10",
+        "--set",
+        "partition.shots=5",
+        "--set",
+        "train.rounds=1",
+        "--out",
+        tmp_path / "o",
+    ]
     np.savez(tmp_path / "w.npz", **{"conv1.weight": np.zeros((64, 3, 3, 3), np.float32)})
     done = fedsap(*words, "--set", f"model.weights={tmp_path / 'w.npz'}")
     assert done.returncode == 2
@@ -188,7 +232,14 @@ def test_weights_of_another_shape_and_truncated_files(tmp_path, cifar):
 
 
 def test_resnet_on_cifar_files(tmp_path, cifar):
-    sets = ["data.name=cifar10", "partition.clients=2", "partition.ways=2", "partition.shots=6", "train.rounds=1", "eval.silhouette=0"]
+    sets = [
+        "data.name=cifar10",
+        "partition.clients=2",
+        "partition.ways=2",
+        "partition.shots=6",
+        "train.rounds=1",
+        "eval.silhouette=0",
+    ]
     done = fedsap("run", "--data", cifar, *[w for s in sets for w in ("--set", s)], "--out", tmp_path / "o", "--json")
     assert done.returncode == 0, done.stderr
     entry = json.loads(done.stdout)["methods"][0]

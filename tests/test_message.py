@@ -9,7 +9,11 @@ from fedsap.message import PerClass, cost, expand, flatten, pack, restore, selec
 
 def message():
     mask = torch.tensor([True, False, True, False])
-    return {"proto": PerClass(torch.arange(8.0).view(4, 2) * mask[:, None], mask), "w": torch.ones(3, 2), "b": torch.zeros(5)}
+    return {
+        "proto": PerClass(torch.arange(8.0).view(4, 2) * mask[:, None], mask),
+        "w": torch.ones(3, 2),
+        "b": torch.zeros(5),
+    }
 
 
 def test_cost_is_that_of_the_packed_arrays():

@@ -1,7 +1,6 @@
 """Run folders: what is in them, and that a run which died anywhere goes on to the same bits."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -160,16 +159,20 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_checkpoint(tmp_path, di
     with pytest.raises(UserError, match=r"the loss term '\w+' of client \d+ became \S+ in round \d+; lower train.lr"):
         run.execute(digits)
     assert not (run.folder / "result.json").exists()
-    for value in load_file(run.folder / "checkpoint.safetensors").values() if (run.folder / "checkpoint.safetensors").exists() else ():
+    for value in (
+        load_file(run.folder / "checkpoint.safetensors").values()
+        if (run.folder / "checkpoint.safetensors").exists()
+        else ()
+    ):
         assert value.shape is not None
 
 
 def test_a_finished_run_is_read_and_not_run_again(tmp_path, digits):
     run = Run(tmp_path / "run", config())
     first = run.execute(digits)
-    stamp = os.stat(run.folder / "metrics.jsonl").st_mtime_ns
+    stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
     assert run.execute(digits) == first
-    assert os.stat(run.folder / "metrics.jsonl").st_mtime_ns == stamp
+    assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
 
 
 def test_the_folder_holds_configuration_partition_versions_metrics_and_checkpoint(tmp_path, digits):
@@ -187,7 +190,11 @@ def test_the_folder_holds_configuration_partition_versions_metrics_and_checkpoin
 
 @pytest.mark.parametrize(
     ("method", "name", "ways", "shots", "spread", "up"),
-    [("fedsap", "small", 3, 10, 0, 20 * 3 * 64), ("fedproto", "small", 3, 10, 0, 20 * 3 * 64), ("local", "small", 3, 10, 0, 0)],
+    [
+        ("fedsap", "small", 3, 10, 0, 20 * 3 * 64),
+        ("fedproto", "small", 3, 10, 0, 20 * 3 * 64),
+        ("local", "small", 3, 10, 0, 0),
+    ],
 )
 def test_communication_is_counted_from_what_is_sent(tmp_path, digits, method, name, ways, shots, spread, up):
     keys = {"ways": ways, "shots": shots, "spread": spread, "clients": 20}

@@ -20,10 +20,12 @@ from fedsap.training.local import plan
 
 
 def compare(config: Config, repeat: int) -> Row:
-    """Times round 2 (prototypes are there) both ways, a few rounds in a row, `repeat` times in turn; the medians, their ratio,
-    and by how much the weights differ after the same round both ways."""
+    """Times round 2 (prototypes are there) both ways, a few rounds in a row, `repeat` times in turn; the medians,
+    their ratio, and by how much the weights differ after the same round both ways."""
     if config.model.name not in plain.NETWORKS or config.method["name"] != "fedsap":
-        raise UserError(f"bench: times FedSAP with {', '.join(plain.NETWORKS)}; got {config.method['name']}, {config.model.name}")
+        raise UserError(
+            f"bench: times FedSAP with {', '.join(plain.NETWORKS)}; got {config.method['name']}, {config.model.name}"
+        )
     changes = {"model": config.model.model_copy(update={"dropout": 0.0 if config.model.name == "cnn" else None})}
     config = config.model_copy(update=changes | {"data": config.data.model_copy(update={"augment": "none"})})
     data = dataset(config)

@@ -30,11 +30,15 @@ app = typer.Typer(
 )
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A configuration file.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as train.rounds=50.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as train.rounds=50.")
+]
 Methods = Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated, or 'all'.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; may be repeated.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of the data; then $FEDSAP_DATA, then the user's cache.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data; then $FEDSAP_DATA, then the user's cache.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 
 P = ParamSpec("P")
@@ -139,7 +143,9 @@ def partition(
     sets: Set = None,
     seed: Seeds = None,
     data: DataRoot = None,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Write a picture of it to this .png or .pdf.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Write a picture of it to this .png or .pdf.")
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write it to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -237,7 +243,8 @@ def bench(
         typer.echo(json.dumps(found))
         return
     typer.echo(
-        f"{found['clients']} clients, {found['steps']} client steps a round, {found['device']}, {found['threads']} threads\n"
+        f"{found['clients']} clients, {found['steps']} client steps a round, "
+        f"{found['device']}, {found['threads']} threads\n"
         f"plain loop {1000 * found['loop_seconds']:.1f} ms   stack {1000 * found['stack_seconds']:.1f} ms   "
         f"ratio {found['ratio']:.1f}x   (largest difference of weights after a round: {found['difference']:.1e})"
     )

@@ -28,7 +28,9 @@ class Section(BaseModel):
 class DataKeys(Section):
     name: str = Field("digits", description="data set: " + ", ".join(DATASETS))
     root: str | None = Field(None, description="folder of the data; unset: --data, $FEDSAP_DATA, the user's cache")
-    augment: Literal["auto", "none", "crop", "crop-flip"] = Field("auto", description="training images; auto: the data set's")
+    augment: Literal["auto", "none", "crop", "crop-flip"] = Field(
+        "auto", description="training images; auto: the data set's"
+    )
     size: Count = Field(64, description="side in pixels to which a folder of images is resized")
     channels: Literal[1, 3] = Field(3, description="a folder of images is read as grey (1) or colour (3)")
 
@@ -43,7 +45,9 @@ class PartitionKeys(Section):
     slices: Slices = Field("cursor", description="cursor: disjoint while a class lasts; stride: fixed offsets")
     stride: Count = Field(110, description="offset between clients with slices = stride")
     shuffle: bool = Field(True, description="shuffle within classes before dealing")
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.1, description="concentration of rule = dirichlet")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.1, description="concentration of rule = dirichlet"
+    )
     seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the run's seed")
 
 
@@ -67,17 +71,25 @@ class TrainKeys(Section):
     drop_last: bool = Field(True, description="leave out the short batch at an epoch's end")
     reset_momentum: bool = Field(True, description="begin each round with zero momentum")
     participation: Share = Field(1.0, description="share of the clients asked in each round")
-    failures: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="probability that an asked client does not answer")
+    failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="probability that an asked client does not answer"
+    )
     warm_start: bool = Field(False, description="fill the prototype bank by a forward pass before round 1")
     checkpoint: Rate = Field(30.0, description="seconds between checkpoints; 0: after every round")
 
 
 class EvalKeys(Section):
     every: Count = Field(5, description="rounds between evaluations; the last round always has one")
-    test: Literal["all", "shots"] = Field("all", description="all test images of a client's classes, or a few for each client")
+    test: Literal["all", "shots"] = Field(
+        "all", description="all test images of a client's classes, or a few for each client"
+    )
     test_shots: Count = Field(15, description="test images per class and client with test = shots")
-    per_class: Annotated[int, Field(ge=0)] = Field(0, description="use at most this many test images of a class; 0: all")
-    proto_classes: Literal["own", "all"] = Field("own", description="nearest prototype among the client's classes, or all")
+    per_class: Annotated[int, Field(ge=0)] = Field(
+        0, description="use at most this many test images of a class; 0: all"
+    )
+    proto_classes: Literal["own", "all"] = Field(
+        "own", description="nearest prototype among the client's classes, or all"
+    )
     silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
 
 

@@ -117,4 +117,3 @@ def _tests(config: Config, test: Split, own: tuple[int, ...], client: int) -> In
             all_of = np.unique(all_of[np.arange(start, start + config.eval.test_shots) % len(all_of)])
         chosen.append(all_of)
     return np.concatenate(chosen).astype(np.int64)
-

@@ -1,7 +1,7 @@
 """Local training the usual way: one torch.nn module per client, one client after another.
 
-It does the same job as `fedsap.training.local` in the simplest terms, for people who want to read the procedure without the
-client axis, and for `fedsap bench`, which times the one against the other.
+It does the same job as `fedsap.training.local` in the simplest terms, for people who want to read the procedure
+without the client axis, and for `fedsap bench`, which times the one against the other.
 """
 
 import torch
@@ -105,7 +105,8 @@ def local_round(
 ) -> dict[int, Tensor]:
     """One round of FedSAP on one client; its prototypes, by class.
 
-    images: [N, C, H, W] floats, labels: [N], batches: indices of each mini-batch, bank: the prototype [d] of each class.
+    images: [N, C, H, W] floats, labels: [N], batches: indices of each mini-batch, bank: the prototype [d] of each
+    class.
 
         L = CE(logits, y) + align * MSE(h, bank[y]) + proxy * CE(scale * cos(h, bank), y)
     """

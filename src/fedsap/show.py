@@ -51,7 +51,9 @@ def results(entries: Sequence[Entry]) -> Table:
         table.add_column(name, justify="right")
     for e in entries:
         spread = "std" if len(e["seeds"]) > 1 else "std_clients"
-        cells = [percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")]
+        cells = [
+            percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")
+        ]
         shape = "-" if e["silhouette"] is None else f"{e['silhouette']:.2f}"
         sent = [count(e["comm"][way]["numbers"]) for way in ("up", "down")]
         table.add_row(METHODS[e["method"]].title, *cells, shape, *sent, f"{e['seconds']:.1f}")
@@ -96,7 +98,9 @@ class Progressing:
             self._progress.update(self._task, completed=row["round"], loss=loss, accuracy=self._accuracy)
         elif "accuracy" in row:
             self._console.print(
-                f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}", highlight=False, soft_wrap=True
+                f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 

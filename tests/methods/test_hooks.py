@@ -1,8 +1,8 @@
-"""The hooks are wide enough: the kinds of method that fedsap does not ship yet, in a few lines each, do what they say."""
+"""The hooks are wide enough: the kinds of method that fedsap does not ship yet, in a few lines each, do what they
+say."""
 
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -29,7 +29,9 @@ class Prox(FedAvg):
 
     def loss(self, step):
         old = step.live(under("model", step.down))
-        gap = sum((step.state["model"][k] - v).square().flatten(1).sum(1) for k, v in old.items() if k in step.state["model"])
+        gap = sum(
+            (step.state["model"][k] - v).square().flatten(1).sum(1) for k, v in old.items() if k in step.state["model"]
+        )
         return {"ce": self.cross_entropy(step), "prox": self.mu / 2 * gap} if old else {"ce": self.cross_entropy(step)}
 
 
@@ -122,7 +124,12 @@ class Ditto(FedAvg):
     def personal(self, step):
         out = step.forward(step.state["personal"])
         gap = sum((v - step.state["model"][k]).square().flatten(1).sum(1) for k, v in step.state["personal"].items())
-        return {"personal": F.cross_entropy(out.logits.flatten(0, 1), step.y.flatten(), reduction="none").view_as(step.y).mean(1), "near": 0.5 * gap}
+        return {
+            "personal": F.cross_entropy(out.logits.flatten(0, 1), step.y.flatten(), reduction="none")
+            .view_as(step.y)
+            .mean(1),
+            "near": 0.5 * gap,
+        }
 
     def model(self, state):
         return state["personal"]
@@ -147,7 +154,15 @@ class Clusters(FedAvg):
         return {k: v[clients % 2] for k, v in server.items()}
 
     def combine(self, task, server, replies, t):
-        groups = [FedAvg(weighted=False).combine(task, {}, {k: tensor(replies, k)[t.clients % 2 == g] for k in replies if k != "samples"}, replace(t, clients=t.clients[t.clients % 2 == g])) for g in (0, 1)]
+        groups = [
+            FedAvg(weighted=False).combine(
+                task,
+                {},
+                {k: tensor(replies, k)[t.clients % 2 == g] for k in replies if k != "samples"},
+                replace(t, clients=t.clients[t.clients % 2 == g]),
+            )
+            for g in (0, 1)
+        ]
         return {k: torch.stack([tensor(g, k) for g in groups]) for k in groups[0]}
 
 
@@ -157,7 +172,10 @@ def test_a_message_for_each_client():
     server = outcomes[-1].server
     simulation.train(3, {}, method.address(server, 3, torch.arange(4)), [0, 1, 2, 3])
     fresh, _ = finish(method, rounds=2)
-    received = fresh.stack.method.receive(fresh.state, {k: v for k, v in method.address(server, 3, torch.tensor([k.client for k in fresh.stack.keys])).items()})
+    received = fresh.stack.method.receive(
+        fresh.state,
+        method.address(server, 3, torch.tensor([k.client for k in fresh.stack.keys])),
+    )
     for row, key in enumerate(fresh.stack.keys):
         assert torch.equal(received["model"]["fc2.bias"][row], tensor(server, "model/fc2.bias")[key.client % 2])
     assert outcomes[-1].down[0].numbers == sum(v[0].numel() for v in server.values())
@@ -201,7 +219,9 @@ class Fixed(FedAvg):
         from fedsap.prototypes import combine
 
         mean = combine(replies["proto"]).values
-        return FedAvg.combine(self, task, {}, replies, t) | {"head": F.normalize(0.9 * server["head"] + 0.1 * mean, dim=-1)}
+        return FedAvg.combine(self, task, {}, replies, t) | {
+            "head": F.normalize(0.9 * server["head"] + 0.1 * mean, dim=-1)
+        }
 
 
 def test_a_head_that_the_server_owns():
@@ -225,5 +245,3 @@ def test_prototypes_in_training_mode_leave_running_statistics_alone():
     assert not torch.allclose(a.values, b.values)
     for k, v in simulation.state["model"].items():
         assert torch.equal(v, other.state["model"][k]), k
-
-

@@ -37,7 +37,7 @@ def visited(found, rows):
 def test_every_sample_once_and_only_the_last_batch_short(sizes, batch):
     found, lists, rows = blocks(sizes, batch, drop_last=False)
     for r, batches in visited(found, rows).items():
-        assert sorted(sum(batches, [])) == lists[r].tolist()
+        assert sorted(sample for b in batches for sample in b) == lists[r].tolist()
         assert all(len(b) == batch for b in batches[:-1])
 
 

@@ -29,7 +29,9 @@ def play_both(name, network, dtype, **more):
         head = simulation.stack.method.begin(simulation.task, _server_stream())
         names = simulation.stack.network.head_names
         layer = torch.nn.Linear(simulation.stack.network.dim, 4).to(dtype)
-        layer.load_state_dict({"weight": head[f"head/{names[0]}"].to(dtype), "bias": head[f"head/{names[1]}"].to(dtype)})
+        layer.load_state_dict(
+            {"weight": head[f"head/{names[0]}"].to(dtype), "bias": head[f"head/{names[1]}"].to(dtype)}
+        )
         options = options | {"head": layer}
     slow = oracle.Federation(
         name,
@@ -67,7 +69,9 @@ def close(one, other, tolerance):
 def compare(outcome, slow, simulation, theirs, owned, tolerance):
     for row, client in enumerate(outcome.clients):
         for term, value in slow.losses[client].items():
-            assert float(outcome.terms[term][row]) == pytest.approx(value, rel=100 * tolerance, abs=100 * tolerance), term
+            assert float(outcome.terms[term][row]) == pytest.approx(value, rel=100 * tolerance, abs=100 * tolerance), (
+                term
+            )
         if slow.method != "fedavg":
             state = slow.models[client].state_dict()
             for k, v in weights_of(simulation, client).items():
@@ -75,7 +79,11 @@ def compare(outcome, slow, simulation, theirs, owned, tolerance):
     if slow.method == "fedavg":
         mean = slow.models[0].state_dict()
         for k, v in outcome.server.items():
-            close(simulation.stack.network.export({k.removeprefix("model/"): v})[k.removeprefix("model/")], mean[k[6:]], tolerance)
+            close(
+                simulation.stack.network.export({k.removeprefix("model/"): v})[k.removeprefix("model/")],
+                mean[k[6:]],
+                tolerance,
+            )
     for name, bank in slow.banks.items():
         table = outcome.server["bank" if name == "proto" else name]
         assert table.mask.nonzero().flatten().tolist() == sorted(bank)

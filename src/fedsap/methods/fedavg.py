@@ -13,7 +13,7 @@ from fedsap.methods.method import Local, Method, Round, State, Task, option
 class FedAvg(Method):
     """Every round the clients start from the mean of the weights they sent:
 
-        w = sum_q n_q w_q / sum_q n_q        (n_q = 1 where `weighted` is off)
+    w = sum_q n_q w_q / sum_q n_q        (n_q = 1 where `weighted` is off)
     """
 
     name: ClassVar[str] = "fedavg"

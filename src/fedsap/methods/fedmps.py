@@ -19,7 +19,8 @@ from fedsap.training.server import fit
 class FedMPS(Method):
     """L = L_CE + high * L_con(h, bank_h) + low * L_con(l, bank_l) + soft * L_KL
 
-    h and l are the embedding and an early feature map, each of unit length; their prototypes are means of unit vectors. The
+    h and l are the embedding and an early feature map, each of unit length; their prototypes are means of unit
+    vectors. The
     server trains an output layer on the local prototypes of h and sends back, for each class, the mean of its logits.
     """
 

@@ -20,7 +20,10 @@ def curves(folders: Sequence[Path], path: Path) -> None:
         for folder in folders:
             name = read_json(folder / "config.json")["method"]["name"]
             rows = [r for r in metrics(folder) if "accuracy" in r]
-            means = [100 * sum(v for v in r["accuracy"][measure] if v is not None) / len(r["accuracy"][measure]) for r in rows]
+            means = [
+                100 * sum(v for v in r["accuracy"][measure] if v is not None) / len(r["accuracy"][measure])
+                for r in rows
+            ]
             colour = COLOURS[methods.index(name) % len(COLOURS)]
             ax.plot([r["round"] for r in rows], means, color=colour, label=METHODS[name].title)
         ax.set(title=title, xlabel="round")
