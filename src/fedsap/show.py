@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 def percent(value: float | None, spread: float | None = None) -> str:
     """A share of 1 in per cent, with its spread if there is one.
 
-    >>> percent(0.8765), percent(0.5, 0.012), percent(None)
+    >>> percent(0.8767), percent(0.5, 0.012), percent(None)
     ('87.7', '50.0 ± 1.2', '-')
     """
     if value is None:
@@ -42,13 +42,17 @@ def count(value: float) -> str:
 def results(entries: Sequence[Entry]) -> Table:
     """The table of methods."""
     seeds = max(len(e["seeds"]) for e in entries)
-    over = f"mean ± std over {seeds} seeds" if seeds > 1 else "mean ± std over clients, one seed"
-    table = Table(title=f"Accuracy on the client's own classes, last round, % ({over})", title_justify="left")
-    table.add_column("method")
-    for name in ("head", "head, own classes", "prototype L2", "prototype cosine"):
-        table.add_column(name, justify="right")
-    for name in ("silhouette", "numbers up / round", "down / round", "seconds"):
-        table.add_column(name, justify="right")
+    over = f"{seeds} seeds" if seeds > 1 else "clients"
+    table = Table(
+        title=f"Accuracy in %, mean ± std over {over}, after the last round",
+        caption="head: argmax over all classes; own: over the client's classes; L2, cos: nearest prototype; "
+        "sil: silhouette; up, down: numbers sent by all clients together in a round; s: seconds",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("method", no_wrap=True)
+    for name in ("head", "own", "L2", "cos", "sil", "up", "down", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for e in entries:
         spread = "std" if len(e["seeds"]) > 1 else "std_clients"
         cells = [
