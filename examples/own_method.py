@@ -1,8 +1,8 @@
 """A method of your own beside FedProto, on the built-in digits: prototypes are compared by angle, not by distance.
 
-    L = L_CE + align * 1/B sum_i (1 - cos(h_i, p_{y_i}))          p_c = mean of the local prototypes of class c
+L = L_CE + align * 1/B sum_i (1 - cos(h_i, p_{y_i})),    p_c = mean of the local prototypes of class c
 
-    python examples/own_method.py --out runs/angle          (and whatever else `fedsap run` takes)
+Run it by `python examples/own_method.py --out runs/angle`, with whatever else `fedsap run` takes.
 """
 
 import sys
@@ -27,7 +27,7 @@ class Angle(Method):
     paper: ClassVar[str] = "yours"
     sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
 
-    align: float = option(1.0, "weight of the angle to the prototypes")
+    align: float = option(3.0, "weight of the angle to the prototypes")
 
     def broadcast(self, server: Message, t: int) -> Message:  # noqa: ARG002
         return server

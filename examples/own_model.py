@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """x [B, channels, H, W] -> embedding [B, 48], logits [B, classes]; the last nn.Linear turns the one into the other."""
+    """x [B, channels, H, W] -> embedding [B, 48], logits [B, classes]; the last nn.Linear makes the logits of h."""
 
     def __init__(self, classes: int, height: int, width: int, channels: int) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,11 +21,11 @@ def percent(value: float | None, spread: float | None = None) -> str:
     """A share of 1 in per cent, with its spread if there is one.
 
     >>> percent(0.8767), percent(0.5, 0.012), percent(None)
-    ('87.7', '50.0 ± 1.2', '-')
+    ('87.7', '50.0±1.2', '-')
     """
     if value is None:
         return "-"
-    return f"{100 * value:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
+    return f"{100 * value:.1f}" + (f"±{100 * spread:.1f}" if spread is not None else "")
 
 
 def count(value: float) -> str:
@@ -49,6 +50,10 @@ def results(entries: Sequence[Entry]) -> Table:
         "sil: silhouette; up, down: numbers sent by all clients together in a round; s: seconds",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("method", no_wrap=True)
     for name in ("head", "own", "L2", "cos", "sil", "up", "down", "s"):
