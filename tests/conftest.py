@@ -1,5 +1,5 @@
-"""One thread for the suite and the processes it starts: small tensors gain nothing from two, and where cores are shared,
-threads that wait for each other take ten times longer."""
+"""One thread for the suite and the processes it starts: small tensors gain nothing from two, and where cores are
+shared, threads that wait for each other take ten times longer."""
 
 import os
 

@@ -47,7 +47,7 @@ def results(entries: Sequence[Entry]) -> Table:
     table = Table(
         title=f"Accuracy in %, mean ± std over {over}, after the last round",
         caption="head: argmax over all classes; own: over the client's classes; L2, cos: nearest prototype; "
-        "sil: silhouette; up, down: numbers sent by all clients together in a round; s: seconds",
+        "sil: silhouette; up: numbers that all clients together send in a round; s: seconds",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -56,7 +56,7 @@ def results(entries: Sequence[Entry]) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", no_wrap=True)
-    for name in ("head", "own", "L2", "cos", "sil", "up", "down", "s"):
+    for name in ("head", "own", "L2", "cos", "sil", "up", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for e in entries:
         spread = "std" if len(e["seeds"]) > 1 else "std_clients"
@@ -64,8 +64,7 @@ def results(entries: Sequence[Entry]) -> Table:
             percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")
         ]
         shape = "-" if e["silhouette"] is None else f"{e['silhouette']:.2f}"
-        sent = [count(e["comm"][way]["numbers"]) for way in ("up", "down")]
-        table.add_row(METHODS[e["method"]].title, *cells, shape, *sent, f"{e['seconds']:.1f}")
+        table.add_row(METHODS[e["method"]].title, *cells, shape, count(e["comm"]["up"]["numbers"]), f"{e['seconds']:.1f}")
     return table
 
 
