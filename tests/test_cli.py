@@ -220,6 +220,9 @@ def test_weights_of_another_shape_and_truncated_files(tmp_path, cifar):
     assert done.returncode == 2
     assert "conv1.weight" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    missing = fedsap(*words)
+    assert missing.returncode == 2
+    assert "model.weights: no file resnet18-f37072fd.pth in" in missing.stderr
     broken = tmp_path / "broken" / "cifar-10-batches-py"
     broken.mkdir(parents=True)
     for path in (cifar / "cifar-10-batches-py").iterdir():
@@ -239,6 +242,7 @@ def test_resnet_on_cifar_files(tmp_path, cifar):
         "partition.shots=6",
         "train.rounds=1",
         "eval.silhouette=0",
+        "model.weights=none",
     ]
     done = fedsap("run", "--data", cifar, *[w for s in sets for w in ("--set", s)], "--out", tmp_path / "o", "--json")
     assert done.returncode == 0, done.stderr

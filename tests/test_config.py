@@ -56,6 +56,12 @@ def test_layers_override_each_other():
     assert one(data={"name": "cifar10"}, method={"name": "fedproto", "align": 3}).method["align"] == 3
 
 
+def test_another_network_than_the_data_sets_has_none_of_its_settings():
+    assert one(data={"name": "cifar10"}).model.weights == "resnet18-f37072fd.pth"
+    small = one(data={"name": "cifar10"}, model={"name": "small"}, preset="reference").model
+    assert (small.weights, small.reinit_stem) == ("none", None)
+
+
 def test_an_option_reaches_the_methods_that_have_it():
     both = resolve({"method": {"name": ["fedsap", "fedavg"], "weighted": False, "fedsap": {"weighted": True}}})
     assert [c.method["weighted"] for c in both] == [True, False]

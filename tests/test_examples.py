@@ -36,7 +36,7 @@ def python(*words, out):
 
 def heads(printed):
     """Head accuracy, %, by method, out of the printed table, whatever its frame."""
-    rows = re.findall(r"^\W*([A-Z]\w+)\W+([\d.]+) ± [\d.]+ ", printed, re.MULTILINE)
+    rows = re.findall(r"^\W*([A-Z]\w+)\W+([\d.]+) ?± ?[\d.]+", printed, re.MULTILINE)
     return {title: float(head) for title, head in rows}
 
 

@@ -48,12 +48,15 @@ class PartitionKeys(Section):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         0.1, description="concentration of rule = dirichlet"
     )
+    min_samples: Count = Field(10, description="least samples of a client with rule = dirichlet")
     seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the run's seed")
 
 
 class ModelKeys(Section):
     name: str = Field("small", description="small, cnn, resnet18, or package.module:function of your own")
-    weights: str | None = Field(None, description="file of ImageNet weights for resnet18 (.pth or .npz); unset: none")
+    weights: str = Field(
+        "none", description="ImageNet weights for resnet18: a .pth or .npz file, sought beside the data too"
+    )
     resolution: Count | None = Field(None, description="resize images to this side on the device (resnet18)")
     reinit_stem: bool | None = Field(None, description="draw conv1 and bn1 anew after loading (resnet18)")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of cnn; unset: 0.5")
@@ -200,7 +203,10 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     if preset not in presets.PRESETS:
         raise UserError(f"preset: got {preset!r}, takes {' or '.join(presets.PRESETS)}")
     chosen = presets.PRESETS[preset]
-    base = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}), user)
+    below = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}))
+    if user.get("model", {}).get("name") not in (None, below["model"]["name"]):
+        below["model"] = {}  # what it says is of another network
+    base = merged(below, user)
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
         raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")

@@ -64,7 +64,9 @@ def results(entries: Sequence[Entry]) -> Table:
             percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")
         ]
         shape = "-" if e["silhouette"] is None else f"{e['silhouette']:.2f}"
-        table.add_row(METHODS[e["method"]].title, *cells, shape, count(e["comm"]["up"]["numbers"]), f"{e['seconds']:.1f}")
+        table.add_row(
+            METHODS[e["method"]].title, *cells, shape, count(e["comm"]["up"]["numbers"]), f"{e['seconds']:.1f}"
+        )
     return table
 
 
