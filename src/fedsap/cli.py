@@ -123,7 +123,7 @@ def run(
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
-    written = write_report([folder], folder)
+    written = write_report([folder], folder, complain=_complain)
     if as_json:
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
         return
@@ -212,12 +212,17 @@ def _default(value: Any) -> str:
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that fedsap run has written.")],
     out: Out = None,
+    formats: Annotated[list[str] | None, typer.Option("--format", help="html, md or tex; may be repeated; all.")] = None,
 ) -> None:
-    """Write the report of one or more runs."""
-    from fedsap.report import write_report
+    """Write the report of one or more runs: a page, tables as Markdown and LaTeX, figures as PNG and PDF."""
+    from fedsap.report import FORMATS, write_report
 
-    for path in write_report(folders, out or folders[0]):
+    for path in write_report(folders, out or folders[0], formats or FORMATS, _complain):
         typer.echo(f"report: {path}")
+
+
+def _complain(line: str) -> None:
+    typer.echo(f"fedsap: {line}", err=True)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from fedsap.schedules import Schedule
 
 Drawing = tuple[str, str, Figure]  # file name, caption, figure
 Layouts = dict[tuple[str, str], list[Layout]]  # by setting and label
-MEASURES = {"head": "Head accuracy", "proto": "Prototype (L2) accuracy"}
+MEASURES = {"head": "Head accuracy", "proto": "Prototype accuracy"}
 PANELS = 12  # in one figure
 
 
@@ -101,7 +101,7 @@ def convergence(study: Study, measure: str, settings: Sequence[str]) -> Figure:
                         fontsize=7, color="0.3", va="top", rotation=90)  # fmt: skip
         ax.set(title=setting, xlabel="round")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _first_column(axes, "silhouette (−1 to 1)" if measure == "silhouette" else "accuracy, %")
+    _first_column(axes, "silhouette (−1 to 1)" if measure == "silhouette" else f"{MEASURES[measure].lower()}, %")
     look.legend(figure, [seen[label] for label in study.labels if label in seen])
     return figure
 
@@ -181,7 +181,10 @@ def _studies(study: Study) -> Iterator[Drawing]:
         yield "shots", caption, swept(study, shots, ("head",), "k (samples per class and client)", log=True)
     shapes = sweeps(study, "method.schedule_shape")
     if shapes:
-        caption = "Left: the alignment weight over rounds by schedule shape. Right: prototype accuracy with it; bars: std over seeds."
+        caption = (
+            "Left: the alignment weight over rounds, by schedule shape. "
+            "Right: prototype accuracy with it; bars: std over seeds."
+        )
         yield "schedules", caption, schedule_shapes(shapes)
     starts = sweeps(study, "method.align_start")
     if starts:
@@ -256,10 +259,10 @@ def scatter(ax: Axes, layout: Layout) -> None:
     """Embeddings by class, prototypes as stars."""
     for c in np.unique(layout.labels).tolist():
         here = layout.labels == c
-        tint, shape = look.colour(c), look.marker(c // len(look.PALETTE))
+        tint, shape = look.of_class(c)
         ax.scatter(*layout.points[here].T, s=9, color=tint, marker=shape, alpha=0.75, linewidths=0)
     for c, at in zip(layout.classes.tolist(), layout.stars, strict=True):
-        ax.scatter(*at, s=130, marker="*", color=look.colour(c), edgecolors="black", linewidths=0.9, zorder=3)
+        ax.scatter(*at, s=130, marker="*", color=look.of_class(c)[0], edgecolors="black", linewidths=0.9, zorder=3)
     ax.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), xticks=[], yticks=[], aspect="equal")
     ax.spines[:].set_visible(True)
     ax.spines[:].set_color("0.85")
@@ -269,12 +272,7 @@ def _classes(figure: Figure, layouts: Sequence[Layout], names: Sequence[str]) ->
     """A legend of classes, if they are few."""
     present = sorted({c for layout in layouts for c in layout.labels.tolist()})
     if len(present) <= 20:
-        handles = [
-            look.Line2D(
-                [], [], linestyle="", marker=look.marker(c // len(look.PALETTE)), color=look.colour(c), label=names[c]
-            )
-            for c in present
-        ]
+        handles = [look.dot(names[c], c) for c in present]
         look.legend(figure, handles, columns=10)
 
 

@@ -1,8 +1,8 @@
 """Embeddings of snapshots in the plane, by t-SNE.
 
-Vectors are brought to unit length first, so that near means a small cosine distance, as for the silhouette, and a prototype
-lies among its class whatever its length. Prototypes are laid out together with the embeddings. Each round starts from the
-layout of the one before it: points move as their embeddings do, and no further.
+Vectors are brought to unit length first, so that near means a small cosine distance, as for the silhouette, and a
+prototype lies among its class whatever its length. Prototypes are laid out together with the embeddings. Each round
+starts from the layout of the one before it: points move as their embeddings do, and no further.
 """
 
 import warnings
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import orthogonal_procrustes
 
 from fedsap.errors import UserError
 from fedsap.report.read import Complain, Floats, RunData
@@ -116,5 +115,6 @@ def plane(vectors: NDArray[np.float32], start: Floats | None = None) -> Floats:
         flat = np.asarray(tsne.fit_transform(units), float)
     flat -= (flat.max(axis=0) + flat.min(axis=0)) / 2
     if start is not None:
-        flat = flat @ orthogonal_procrustes(flat, start - start.mean(axis=0))[0]
+        left, _, right = np.linalg.svd(flat.T @ (start - start.mean(axis=0)))
+        flat = flat @ (left @ right)  # turned and mirrored to where the points were
     return flat / max(float(np.abs(flat).max()), 1e-12)

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette, the most different ones first; its yellow is too pale for lines on white and comes last.
 PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+CLASSES = (*PALETTE, "#999999", "#882255")  # two more for points, which ten classes need
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 PIXELS = 160  # per inch of a PNG
@@ -67,6 +68,17 @@ def dash(number: int) -> str:
 
 def marker(number: int) -> str:
     return MARKERS[number % len(MARKERS)]
+
+
+def of_class(c: int) -> tuple[str, str]:
+    """Colour and marker of a class."""
+    return CLASSES[c % len(CLASSES)], marker(c // len(CLASSES))
+
+
+def dot(label: str, c: int) -> Line2D:
+    """A legend's entry for a class."""
+    tint, shape = of_class(c)
+    return Line2D([], [], linestyle="", marker=shape, color=tint, label=label)
 
 
 def panels(

@@ -70,7 +70,7 @@ class RunData:
         )
 
     def per_round(self, way: str) -> tuple[float, float]:
-        """Numbers and bytes of all clients in a round, on average; round 1 sends nothing down yet and does not count."""
+        """Numbers and bytes of all clients in a round, on average without round 1, in which nothing comes down yet."""
         sent = {"up": self.up, "down": self.down}[way]
         numbers, size = (sent[1:] if len(sent) > 1 else sent).mean(axis=0)
         return float(numbers), float(size)

@@ -191,7 +191,7 @@ def _said(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity over rounds [E], mean and standard deviation (n - 1; zero for one seed) over the seeds that reached them."""
+    """A quantity over rounds [E]: mean and standard deviation (n - 1; zero for one) over the seeds that reached it."""
 
     rounds: list[int]
     mean: Floats

@@ -65,7 +65,7 @@ def _all(variant: Variant) -> Sequence[RunData]:
 
 
 def main(study: Study, runs: Runs) -> Table | None:
-    """Methods by settings, a block for head and one for prototype inference; the best of each column and block in bold."""
+    """Methods by settings, a block for head and one for prototype inference; the best of column and block in bold."""
     settings = [s for s in study.settings if any(runs(v) for v in study.of(s.label))]
     blocks = []
     for measure, heading in (("head", HEAD), ("proto", PROTO)):
@@ -109,8 +109,8 @@ def measures(study: Study, runs: Runs) -> Table | None:
         if rows:
             blocks.append(Block(setting.label, tuple(rows)))
     caption = (
-        f"All measures, {_over_seeds(study, runs)}. Prototype accuracy of a method whose server holds no prototypes is that "
-        "of class means measured for the evaluation alone. Seconds: all seeds together."
+        f"All measures, {_over_seeds(study, runs)}. Prototype accuracy of a method whose server holds no prototypes is "
+        "that of class means measured for the evaluation alone. Seconds: all seeds together."
     )
     return Table("measures", "All measures", caption, tuple(heads), tuple(blocks)) if blocks else None
 
@@ -158,8 +158,8 @@ def ablation(study: Study, runs: Runs) -> Table | None:
         ("Accuracy (%)", "Head"),
     )
     caption = (
-        "Ablation: the rising alignment weight (curriculum) and the proxy loss. Without a curriculum the weight is constant "
-        f"or zero. Accuracy in the last round, {_over_seeds(study, runs)}."
+        "Ablation: the rising alignment weight (curriculum) and the proxy loss. Without a curriculum the weight is "
+        f"constant or zero. Accuracy in the last round, {_over_seeds(study, runs)}."
     )
     return Table("ablation", "Ablation", caption, heads, tuple(blocks), labels=3) if blocks else None
 
@@ -219,7 +219,7 @@ def semi_supervised(study: Study, runs: Runs) -> Table | None:
             blocks.append(Block(setting.label, tuple(rows)))
     heads = (("", "Method"), *((g, c) for g in ("Supervised", "+ refinement") for c in ("Silhouette", "Accuracy (%)")))
     caption = (
-        "The second phase: silhouette and prototype accuracy at the end of the supervised phase and at the end of the run, "
+        "The second phase: silhouette and prototype accuracy at the end of the supervised phase and of the run, "
         f"{_over_seeds(study, runs)}."
     )
     return Table("semi-supervised", "Semi-supervised refinement", caption, heads, tuple(blocks)) if blocks else None
@@ -309,7 +309,7 @@ def escape(text: str) -> str:
 
 
 def _latex_cell(cell: Cell, label: bool) -> str:
-    marks = {"yes": r"\checkmark", "no": "--"}
+    marks = {"no": "--"}
     if label or cell.value is None:
         return marks.get(cell.text, escape(cell.text))
     number = cell.text.replace(" ± ", r"{\pm}").replace(",", "{,}")
@@ -317,7 +317,7 @@ def _latex_cell(cell: Cell, label: bool) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table environment; needs the packages booktabs, amssymb and, with more than seven columns, graphicx."""
+    """A table environment; needs the package booktabs and, with more than seven columns, graphicx."""
     width = len(table.heads)
     groups = [(name, len(list(same))) for name, same in groupby(group for group, _ in table.heads)]
     lines = [r"\begin{table}[t]", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}"]
@@ -359,6 +359,7 @@ def _head(name: str) -> str:
 
 def document(found: Sequence[Table]) -> str:
     """A document of all tables that compiles as it is."""
-    packages = "".join(rf"\usepackage{{{name}}}" + "\n" for name in ("booktabs", "amssymb", "graphicx"))
+    packages = "".join(rf"\usepackage{{{name}}}" + "\n" for name in ("booktabs", "graphicx"))
     body = "\n".join(latex(table) for table in found)
-    return f"\\documentclass{{article}}\n\\usepackage[T1]{{fontenc}}\n{packages}\\begin{{document}}\n{body}\\end{{document}}\n"
+    start = f"\\documentclass{{article}}\n\\usepackage[T1]{{fontenc}}\n{packages}\\begin{{document}}\n"
+    return f"{start}{body}\\end{{document}}\n"
