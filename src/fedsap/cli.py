@@ -227,6 +227,19 @@ def _complain(line: str) -> None:
 
 @app.command()
 @_mending
+def ui(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs are, or will be.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; another than this opens it to others.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")] = 8765,
+) -> None:
+    """Serve the report's page while runs are going; new rounds appear by themselves."""
+    from fedsap.report.live import serve
+
+    serve(folder, host, port, typer.echo)
+
+
+@app.command()
+@_mending
 def bench(
     config: ConfigFile = None,
     sets: Set = None,

@@ -88,7 +88,11 @@ def convergence(study: Study, measure: str, settings: Sequence[str]) -> Figure:
             if np.isnan(mean).all():
                 continue
             every = max(1, len(curve.rounds) // 8)
-            style = {"color": look.colour(number), "linestyle": look.dash(number), "marker": look.marker(number)}
+            style: dict[str, Any] = {
+                "color": look.colour(number),
+                "linestyle": look.dash(number),
+                "marker": look.marker(number),
+            }
             ax.plot(curve.rounds, mean, markevery=every, label=v.label, **style)
             if len(v.runs) > 1:
                 ax.fill_between(curve.rounds, mean - std, mean + std, color=look.colour(number), alpha=0.18, lw=0)
@@ -260,9 +264,13 @@ def scatter(ax: Axes, layout: Layout) -> None:
     for c in np.unique(layout.labels).tolist():
         here = layout.labels == c
         tint, shape = look.of_class(c)
-        ax.scatter(*layout.points[here].T, s=9, color=tint, marker=shape, alpha=0.75, linewidths=0)
+        ax.scatter(
+            layout.points[here, 0], layout.points[here, 1], s=9, color=tint, marker=shape, alpha=0.75, linewidths=0
+        )
     for c, at in zip(layout.classes.tolist(), layout.stars, strict=True):
-        ax.scatter(*at, s=130, marker="*", color=look.of_class(c)[0], edgecolors="black", linewidths=0.9, zorder=3)
+        ax.scatter(
+            at[0], at[1], s=130, marker="*", color=look.of_class(c)[0], edgecolors="black", linewidths=0.9, zorder=3
+        )
     ax.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), xticks=[], yticks=[], aspect="equal")
     ax.spines[:].set_visible(True)
     ax.spines[:].set_color("0.85")

@@ -17,7 +17,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 PIXELS = 160  # per inch of a PNG
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -57,7 +57,7 @@ def colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
-def dash(number: int) -> str:
+def dash(number: int) -> Any:
     """Changes with every colour, and again when the colours are through.
 
     >>> dash(0), dash(1), dash(8)

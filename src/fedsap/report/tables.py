@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from fedsap.report.read import RunData
+from fedsap.report.read import Floats, RunData
 from fedsap.report.study import Score, Study, Variant, last, score, shares_prototypes
 
 MEASURES = {
@@ -230,8 +230,8 @@ def _place(run: RunData, after: bool) -> int:
     return len(run.judged) - 1 if after else max(int((run.judged < run.phases[1][1]).sum()) - 1, 0)
 
 
-def _finite(values: Sequence[float]) -> list[float]:
-    return [v for v in values if v == v] or [float("nan")]
+def _finite(values: Floats) -> list[float]:
+    return [v for v in values.tolist() if v == v] or [float("nan")]
 
 
 def percent(found: Score) -> Cell:
@@ -361,5 +361,5 @@ def document(found: Sequence[Table]) -> str:
     """A document of all tables that compiles as it is."""
     packages = "".join(rf"\usepackage{{{name}}}" + "\n" for name in ("booktabs", "graphicx"))
     body = "\n".join(latex(table) for table in found)
-    start = f"\\documentclass{{article}}\n\\usepackage[T1]{{fontenc}}\n{packages}\\begin{{document}}\n"
+    start = f"\\documentclass{{article}}\n{packages}\\begin{{document}}\n"
     return f"{start}{body}\\end{{document}}\n"

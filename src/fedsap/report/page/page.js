@@ -54,7 +54,7 @@
 
   function drawCurves() {
     const measure = $("measure").value;
-    const unit = measure === "silhouette" ? "silhouette (−1 to 1)" : measure.startsWith("loss:") ? "loss" : `${data.measures[measure]}, %`;
+    const unit = measure === "silhouette" ? "silhouette (−1 to 1)" : measure.startsWith("loss:") ? "loss" : `${data.measures[measure] ?? ""}, %`;
     const traces = [], words = [], lines = [];
     for (const v of here()) {
       const curve = v.curves[measure], i = number(v.label);
@@ -149,9 +149,9 @@
   function overview() {
     $("cards").replaceChildren(...here().map((v) => {
       const m = data.methods[number(v.label)];
-      const rows = [["Head accuracy", make("b", {}, `${said(v.last.head)} %`)]];
-      if (m.bank) rows.push(["Prototype accuracy", make("b", {}, `${said(v.last.proto)} %`)]);
-      rows.push(["Silhouette", said(v.last.silhouette, 3)], ["Numbers up / round", count(v.up)], ["Numbers down / round", count(v.down)], ["Seeds", v.seeds.join(", ")], ["Seconds", v.seconds]);
+      const rows = [["Head", make("b", {}, `${said(v.last.head, 1)} %`)]];
+      if (m.bank) rows.push(["Prototype", make("b", {}, `${said(v.last.proto, 1)} %`)]);
+      rows.push(["Silhouette", said(v.last.silhouette, 3)], ["Up / round", count(v.up)], ["Down / round", count(v.down)], ["Seeds", v.seeds.join(", ")], ["Seconds", v.seconds]);
       return make("article", { class: "card", tint: tint(number(v.label)) },
         make("h3", {}, v.label), make("p", { class: "muted" }, [m.paper, m.sends].filter(Boolean).join(". ")),
         ...(v.over ? [] : [make("span", { class: "status" }, `round ${v.round} of ${v.planned}`)]),
