@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -82,6 +82,11 @@ def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def _each(listeners: Sequence[Callable[[Any], None]], row: Any) -> None:
+    for listener in listeners:
+        listener(row)
+
+
 @app.command()
 @_mending
 def run(
@@ -92,6 +97,7 @@ def run(
     out: Out = None,
     data: DataRoot = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
+    track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train one or more methods, print their table and write a report.
@@ -102,7 +108,9 @@ def run(
     from fedsap.federation import dataset
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped
+    from fedsap.track import Tracked, check
 
+    check(track or [])
     console = show.to_people()
     configs = _configs(config, sets, method, seed, data)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -115,10 +123,13 @@ def run(
     with _interrupts(console) as stop:
         for one in runs:
             title = f"{one.config.method['name']} seed {one.config.seed}"
-            done = len(one.rows())
+            before = one.rows()
             try:
-                with show.Progressing(title, one.config.train.rounds, done, console) as progress:
-                    one.execute(loaded, on_round=progress, stop=stop)
+                with (
+                    show.Progressing(title, one.config.train.rounds, len(before), console) as progress,
+                    Tracked(track or [], one.folder, one.config, before) as tracked,
+                ):
+                    one.execute(loaded, on_round=functools.partial(_each, (progress, tracked)), stop=stop)
             except Stopped as stopped:
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None

@@ -95,6 +95,7 @@ def plane(vectors: NDArray[np.float32], start: Floats | None = None) -> Floats:
     """t-SNE of vectors [N, d], within [-1, 1]; from a layout [N, 2] if there is one."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = (vectors / np.where(length > 0, length, 1)).astype(np.float32)
@@ -112,7 +113,8 @@ def plane(vectors: NDArray[np.float32], start: Floats | None = None) -> Floats:
             random_state=0,
             max_iter=750 if start is None else 500,
         )
-        flat = np.asarray(tsne.fit_transform(units), float)
+        with threadpool_limits(1 if number < 2000 else None):  # threads that wait for each other cost more than they do
+            flat = np.asarray(tsne.fit_transform(units), float)
     flat -= (flat.max(axis=0) + flat.min(axis=0)) / 2
     if start is not None:
         left, _, right = np.linalg.svd(flat.T @ (start - start.mean(axis=0)))

@@ -1,8 +1,8 @@
 """The page while runs are going: a small server that reads a folder again when its files have changed.
 
-It answers two addresses and never opens a file that a request names, so that there is no way out of the folder. It binds
-127.0.0.1 unless asked otherwise, and answers only requests for a host it was started for: a page from elsewhere whose
-name is made to point here (DNS rebinding) gets nothing.
+It answers two addresses and never opens a file that a request names, so that there is no way out of the folder. It
+binds 127.0.0.1 unless asked otherwise, and answers only requests for a host it was started for: a page from elsewhere
+whose name is made to point here (DNS rebinding) gets nothing.
 """
 
 import ipaddress

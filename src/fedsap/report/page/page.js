@@ -21,7 +21,8 @@
   const SIGNS = ["●", "■", "▲", "◆", "▼", "✚", "✖", "⬢"];
   const dashOf = (i) => (i + Math.floor(i / data.palette.length)) % DASHES.length;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const shown = (colour) => (colour === "#000000" ? css("--black") : colour);
+  const LIGHTER = { "#000000": "#e6e6e6", "#0072B2": "#3d9be0", "#882255": "#d0709f" };  // on dark paper
+  const shown = (colour) => (css("--dark") === "1" ? LIGHTER[colour] ?? colour : colour);
   const tint = (i) => shown(data.palette[i % data.palette.length]);
   const classTint = (c) => shown(data.classes[c % data.classes.length]);
   const classMark = (c) => Math.floor(c / data.classes.length) % MARKERS.length;
@@ -305,7 +306,7 @@
       const rows = one.owned.map((own, q) => [q, own, one.samples[q], ...keys.map((k) => (one.accuracy[k][q] == null ? "–" : one.accuracy[k][q].toFixed(2)))]);
       const node = table(["client", "classes", "samples", ...keys.map((k) => `${data.names[k]}, %`)], rows, 2);
       for (const row of node.tBodies[0].rows) row.cells[0].dataset.value = row.cells[0].textContent;
-      node.prepend(make("caption", {}, `${one.label}, ${one.setting}, seed ${one.seed}: accuracy of every client on its own classes in the last evaluated round.`));
+      $("client-caption").textContent = (`${one.label}, ${one.setting}, seed ${one.seed}: accuracy of every client on its own classes in the last evaluated round.`);
       if (before) sortable(node, before);
       $("client-table").replaceChildren(node);
     } else $("client-table").replaceChildren();
