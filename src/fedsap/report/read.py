@@ -134,9 +134,14 @@ def read(folder: Path) -> RunData:
     if not (folder / "partition.json").exists():
         raise UserError(f"{folder}: half-written, has no partition.json")
     partition = read_json(folder / "partition.json")
-    rows = metrics(folder)
+    version = environment.get("fedsap", fedsap.__version__)
+    other = "" if version == fedsap.__version__ else f" (written by {version}, this is {fedsap.__version__})"
+    try:
+        rows = metrics(folder)
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{folder / 'metrics.jsonl'}: damaged, not text") from None
     if not any("accuracy" in row for row in rows if isinstance(row, dict)):
-        raise UserError(f"{folder}: no evaluated round yet ({len(rows)} rounds are there)")
+        raise UserError(f"{folder}: no evaluated round yet ({len(rows)} rounds are there){other}")
     over = (folder / "result.json").exists()
     if over:
         read_json(folder / "result.json")
@@ -144,8 +149,6 @@ def read(folder: Path) -> RunData:
         return _read(folder, config, environment, partition, over, rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-        version = environment.get("fedsap", "another fedsap")
-        other = "" if version == fedsap.__version__ else f" (written by {version}, this is {fedsap.__version__})"
         raise UserError(f"{folder}: not the files of a run as this version writes them{other}: {what}") from None
 
 

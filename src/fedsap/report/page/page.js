@@ -226,7 +226,7 @@
       plot.on("plotly_hover", (event) => {
         const point = event.points.find((p) => p.data.meta === "points");
         if (!point) return;
-        tip(side, point.pointNumber, event.event);
+        tip(side, point.pointNumber, event.event ?? { clientX: 0, clientY: 0 });
         tellSample(point.pointNumber, side);
       });
       plot.on("plotly_unhover", () => { $("tip").hidden = true; });
