@@ -5,8 +5,7 @@
 # make clean   removes .venv and caches; leaves runs/
 #
 # PYTHON     another interpreter, 3.11 or newer:  make test PYTHON=python3.12
-# PIP_FLAGS  more for pip, such as torch without CUDA on Linux:
-#            make setup PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+# PIP_FLAGS  more for pip, such as --extra-index-url with an index of torch builds without CUDA
 
 PYTHON ?= python3
 PIP_FLAGS ?=

@@ -56,8 +56,9 @@ def test_tracked_is_the_metrics_also_if_begun_late(name, tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="kills a process")
 def test_killed_runs_files_are_readable(tmp_path):
-    command = [sys.executable, "-m", "fedsap.cli", "run", "--out", str(tmp_path / "out"),
-               "--track", "tensorboard", "--track", "mlflow", "--set", "train.rounds=100000", "--set", "partition.clients=3", "--seed", "1"]  # fmt: skip
+    command = [sys.executable, "-m", "fedsap.cli", "run", "--out", str(tmp_path / "out"), "--seed", "1"]
+    command += ["--track", "tensorboard", "--track", "mlflow"]
+    command += ["--set", "train.rounds=100000", "--set", "partition.clients=3"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folder = tmp_path / "out" / "fedsap-1"
     try:

@@ -30,11 +30,15 @@ app = typer.Typer(
 )
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A configuration file.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as train.rounds=50.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as train.rounds=50.")
+]
 Methods = Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated, or 'all'.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; may be repeated.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of the data; then $FEDSAP_DATA, then the user's cache.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data; then $FEDSAP_DATA, then the user's cache.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 
 P = ParamSpec("P")
@@ -150,7 +154,9 @@ def partition(
     sets: Set = None,
     seed: Seeds = None,
     data: DataRoot = None,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Write a picture of it to this .png or .pdf.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Write a picture of it to this .png or .pdf.")
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write it to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -223,7 +229,9 @@ def _default(value: Any) -> str:
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that fedsap run has written.")],
     out: Out = None,
-    formats: Annotated[list[str] | None, typer.Option("--format", help="html, md or tex; may be repeated; all.")] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="html, md or tex; may be repeated; all.")
+    ] = None,
 ) -> None:
     """Write the report of one or more runs: a page, tables as Markdown and LaTeX, figures as PNG and PDF."""
     from fedsap.report import FORMATS, write_report
@@ -240,7 +248,9 @@ def _complain(line: str) -> None:
 @_mending
 def ui(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs are, or will be.")],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; another than this opens it to others.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; another than this opens it to others.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")] = 8765,
 ) -> None:
     """Serve the report's page while runs are going; new rounds appear by themselves."""
@@ -266,7 +276,8 @@ def bench(
         typer.echo(json.dumps(found))
         return
     typer.echo(
-        f"{found['clients']} clients, {found['steps']} client steps a round, {found['device']}, {found['threads']} threads\n"
+        f"{found['clients']} clients, {found['steps']} client steps a round, "
+        f"{found['device']}, {found['threads']} threads\n"
         f"plain loop {1000 * found['loop_seconds']:.1f} ms   stack {1000 * found['stack_seconds']:.1f} ms   "
         f"ratio {found['ratio']:.1f}x   (largest difference of weights after a round: {found['difference']:.1e})"
     )

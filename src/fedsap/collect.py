@@ -28,9 +28,10 @@ def find(folders: Iterable[Path]) -> list[Path]:
 def collect(folders: Sequence[Path]) -> list[Row]:
     """One entry for each method and setting among finished runs, over its seeds, in order of first appearance.
 
-    Accuracies are shares of 1. `mean` and `best` are means over seeds of the mean over clients, in the last and in the best
-    round; `std` is the standard deviation over seeds (n - 1; null with one seed), `std_clients` that over clients, averaged
-    over seeds; `per_client` lists the clients of one seed after those of another.
+    Accuracies are shares of 1. `mean` and `best` are means over seeds of the mean over clients, in the last and in
+    the best
+    round; `std` is the standard deviation over seeds (n - 1; null with one seed), `std_clients` that over clients,
+    averaged over seeds; `per_client` lists the clients of one seed after those of another.
     """
     groups: dict[tuple[Any, ...], list[tuple[Row, Row]]] = {}
     for folder in folders:

@@ -28,7 +28,9 @@ class Section(BaseModel):
 class DataKeys(Section):
     name: str = Field("digits", description="data set: " + ", ".join(DATASETS))
     root: str | None = Field(None, description="folder of the data; unset: --data, $FEDSAP_DATA, the user's cache")
-    augment: Literal["auto", "none", "crop", "crop-flip"] = Field("auto", description="training images; auto: the data set's")
+    augment: Literal["auto", "none", "crop", "crop-flip"] = Field(
+        "auto", description="training images; auto: the data set's"
+    )
     size: Count = Field(64, description="side in pixels to which a folder of images is resized")
     channels: Literal[1, 3] = Field(3, description="a folder of images is read as grey (1) or colour (3)")
 
@@ -43,13 +45,18 @@ class PartitionKeys(Section):
     slices: Slices = Field("cursor", description="cursor: disjoint while a class lasts; stride: fixed offsets")
     stride: Count = Field(110, description="offset between clients with slices = stride")
     shuffle: bool = Field(True, description="shuffle within classes before dealing")
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.1, description="concentration of rule = dirichlet")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.1, description="concentration of rule = dirichlet"
+    )
+    min_samples: Count = Field(10, description="least samples of a client with rule = dirichlet")
     seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the run's seed")
 
 
 class ModelKeys(Section):
     name: str = Field("small", description="small, cnn, resnet18, or package.module:function of your own")
-    weights: str | None = Field(None, description="file of ImageNet weights for resnet18 (.pth or .npz); unset: none")
+    weights: str = Field(
+        "none", description="ImageNet weights for resnet18: a .pth or .npz file, sought beside the data too"
+    )
     resolution: Count | None = Field(None, description="resize images to this side on the device (resnet18)")
     reinit_stem: bool | None = Field(None, description="draw conv1 and bn1 anew after loading (resnet18)")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of cnn; unset: 0.5")
@@ -67,17 +74,25 @@ class TrainKeys(Section):
     drop_last: bool = Field(True, description="leave out the short batch at an epoch's end")
     reset_momentum: bool = Field(True, description="begin each round with zero momentum")
     participation: Share = Field(1.0, description="share of the clients asked in each round")
-    failures: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="probability that an asked client does not answer")
+    failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="probability that an asked client does not answer"
+    )
     warm_start: bool = Field(False, description="fill the prototype bank by a forward pass before round 1")
     checkpoint: Rate = Field(30.0, description="seconds between checkpoints; 0: after every round")
 
 
 class EvalKeys(Section):
     every: Count = Field(5, description="rounds between evaluations; the last round always has one")
-    test: Literal["all", "shots"] = Field("all", description="all test images of a client's classes, or a few for each client")
+    test: Literal["all", "shots"] = Field(
+        "all", description="all test images of a client's classes, or a few for each client"
+    )
     test_shots: Count = Field(15, description="test images per class and client with test = shots")
-    per_class: Annotated[int, Field(ge=0)] = Field(0, description="use at most this many test images of a class; 0: all")
-    proto_classes: Literal["own", "all"] = Field("own", description="nearest prototype among the client's classes, or all")
+    per_class: Annotated[int, Field(ge=0)] = Field(
+        0, description="use at most this many test images of a class; 0: all"
+    )
+    proto_classes: Literal["own", "all"] = Field(
+        "own", description="nearest prototype among the client's classes, or all"
+    )
     silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")
 
@@ -189,7 +204,10 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     if preset not in presets.PRESETS:
         raise UserError(f"preset: got {preset!r}, takes {' or '.join(presets.PRESETS)}")
     chosen = presets.PRESETS[preset]
-    base = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}), user)
+    below = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}))
+    if user.get("model", {}).get("name") not in (None, below["model"]["name"]):
+        below["model"] = {}  # what it says is of another network
+    base = merged(below, user)
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
         raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")

@@ -127,8 +127,8 @@ def _chosen(lengths: Sequence[int], sample: int, seed: int) -> NDArray[np.bool_]
 
 
 def silhouette(h: Tensor, y: Tensor) -> float | None:
-    """Mean silhouette of embeddings [N, d] under the cosine distance, with classes [N] as clusters; None if there are not
-    at least two classes and fewer classes than samples, or an embedding is not finite.
+    """Mean silhouette of embeddings [N, d] under the cosine distance, with classes [N] as clusters; None if there
+    are not at least two classes and fewer classes than samples, or an embedding is not finite.
 
     >>> silhouette(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1, 1]))
     1.0

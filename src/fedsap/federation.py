@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedsap.config import Config
-from fedsap.data import Augment, Dataset, Split, load
+from fedsap.data import Augment, Dataset, Split, load, search_path
 from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
+from fedsap.memory import keep_freed
 from fedsap.methods import Method
 from fedsap.methods.method import Task
 from fedsap.models import build
@@ -64,9 +65,13 @@ def build_federation(config: Config, data: Dataset) -> Federation:
     """The clients of a run as one stack, with their initial weights, before round 1."""
     parts = split(config, data)
     where = device(config.device)
+    keep_freed()
     method = config.made_method()
     shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
-    chosen = {k: v for k, v in config.model.model_dump().items() if k != "name" and v is not None}
+    chosen = {k: v for k, v in config.model.model_dump().items() if k not in ("name", "weights") and v is not None}
+    weights = _weights(config)
+    if weights is not None:
+        chosen["weights"] = weights
     network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
     tests = [_tests(config, data.test, own, client) for client, own in enumerate(parts.classes)]
     batches = [len(own) // config.train.batch for own in parts.indices]
@@ -99,6 +104,22 @@ def build_federation(config: Config, data: Dataset) -> Federation:
     return Federation(config, parts, method, task, clients, presence, judge)
 
 
+def _weights(config: Config) -> str | None:
+    """The file of initial weights, as named or in one of the places of the data."""
+    name = config.model.weights
+    if name == "none":
+        return None
+    places = search_path(None if config.data.root is None else Path(config.data.root))
+    tried = [Path(name), *(place / name for place in places)]
+    for path in tried:
+        if path.is_file():
+            return str(path)
+    raise UserError(
+        f"model.weights: no file {name} in {', '.join(str(p.parent) for p in dict.fromkeys(tried))}; takes "
+        "torchvision's ResNet-18 weights (https://pytorch.org/vision, IMAGENET1K_V1), or none to start from random ones"
+    )
+
+
 def _augment(config: Config, data: Dataset) -> Augment:
     return data.augment if config.data.augment == "auto" else config.data.augment
 
@@ -115,4 +136,3 @@ def _tests(config: Config, test: Split, own: tuple[int, ...], client: int) -> In
             all_of = np.unique(all_of[np.arange(start, start + config.eval.test_shots) % len(all_of)])
         chosen.append(all_of)
     return np.concatenate(chosen).astype(np.int64)
-

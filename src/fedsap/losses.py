@@ -57,8 +57,8 @@ def proxy(h: Tensor, y: Tensor, bank: PerClass, scale: float, classes: Tensor | 
 
         -1/B sum_i log( exp(s cos(h_i, p_{y_i})) / sum_c exp(s cos(h_i, p_c)) )
 
-    The sum runs over the classes that have a prototype (and are in `classes`, if given); a sample whose own class has none
-    adds 0. h: [Q, B, d], y: [Q, B], bank: [Q, C, d], classes: bool [Q, C] -> [Q]
+    The sum runs over the classes that have a prototype (and are in `classes`, if given); a sample whose own class
+    has none adds 0. h: [Q, B, d], y: [Q, B], bank: [Q, C, d], classes: bool [Q, C] -> [Q]
 
     >>> bank = PerClass(torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool))
     >>> proxy(torch.tensor([[[3.0, 0.0]]]), torch.tensor([[0]]), bank, scale=1.0)
@@ -74,9 +74,11 @@ def proxy(h: Tensor, y: Tensor, bank: PerClass, scale: float, classes: Tensor | 
 def contrast(h: Tensor, y: Tensor, bank: PerClass, tau: float = 0.5, base_tau: float = 0.07) -> Tensor:
     """Supervised contrastive loss of a batch and the prototypes of its labels, as in FedMPS.
 
-    The 2B vectors are u = (h_1..h_B, p_{y_1}..p_{y_B}); with A(a) all others than a, and P(a) those of A(a) with a's label,
+    The 2B vectors are u = (h_1..h_B, p_{y_1}..p_{y_B}); with A(a) all others than a, and P(a) those of A(a) with a's
+    label,
 
-        tau / base_tau * 1/(2B) sum_a -1/|P(a)| sum_{p in P(a)} log( exp(u_a u_p / tau) / sum_{k in A(a)} exp(u_a u_k / tau) )
+        tau / base_tau * 1/(2B) sum_a -1/|P(a)| sum_{p in P(a)} log( exp(u_a u_p / tau) / sum_{k in A(a)} exp(u_a u_k
+        / tau) )
 
     Prototypes are constants and anchors too. A sample whose class has no prototype stands for it itself, as a constant.
     h: [Q, B, d], y: [Q, B], bank: [Q, C, d] -> [Q]

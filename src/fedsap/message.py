@@ -1,7 +1,7 @@
 """What travels between server and clients: named tensors, some of them one row per class.
 
-A message is a flat dictionary. Replies carry a leading client axis, what the server says to all does not; `expand` gives it
-one. The numbers reported as communication are counted here, from the arrays that `pack` would put on a wire.
+A message is a flat dictionary. Replies carry a leading client axis, what the server says to all does not; `expand`
+gives it one. The numbers reported as communication are counted here, from the arrays that `pack` would put on a wire.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,8 +93,8 @@ def under(prefix: str, message: Mapping[str, Entry]) -> dict[str, Tensor]:
 
 
 def pack(message: Mapping[str, Entry]) -> Packed:
-    """One party's message (no client axis) as arrays for a wire. Plain floats of one dtype are joined into one array, rows
-    of a PerClass become the rows sent and their class numbers.
+    """One party's message (no client axis) as arrays for a wire. Plain floats of one dtype are joined into one
+    array, rows of a PerClass become the rows sent and their class numbers.
 
     >>> packed = pack({"proto": PerClass(torch.eye(3), torch.tensor([True, False, True]))})
     >>> {k: v.shape for k, v in packed.items()}

@@ -13,7 +13,7 @@ Layer = dict[str, Any]
 
 CIFAR: Layer = {
     "partition": {"ways": 3, "shots": 100, "spread": 1},
-    "model": {"name": "resnet18"},
+    "model": {"name": "resnet18", "weights": "resnet18-f37072fd.pth"},
     "method": {"fedproto": {"align": 0.1}, "fedmps": {"high": 1.0, "low": 0.2, "soft": 5.0}},
 }
 

@@ -1,12 +1,12 @@
 """A run's folder: what is in it, how it survives the death of the process, and how it is taken up again.
 
-    config.json       all that decides the outcome
-    partition.json    who holds which sample, with its hash
-    environment.json  versions, device, command and class names
-    metrics.jsonl     one line per round, appended as it ends
-    checkpoint.safetensors   the state after some round; replaced in one step
-    snapshots/        embeddings after the rounds that eval.snapshots names
-    result.json       what the run came to, written at its end
+config.json       all that decides the outcome
+partition.json    who holds which sample, with its hash
+environment.json  versions, device, command and class names
+metrics.jsonl     one line per round, appended as it ends
+checkpoint.safetensors   the state after some round; replaced in one step
+snapshots/        embeddings after the rounds that eval.snapshots names
+result.json       what the run came to, written at its end
 """
 
 import contextlib
@@ -49,7 +49,9 @@ def _plainly(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}; make room or choose another --out") from None
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror or error}; make room or choose another --out"
+        ) from None
     except SafetensorError as error:
         raise UserError(f"{path}: cannot be written: {error}; make room or choose another --out") from None
 
@@ -93,7 +95,8 @@ class Run:
         for key in sorted(there.keys() | mine.keys()):
             if there.get(key) != mine.get(key):
                 raise UserError(
-                    f"{self.folder}: holds a run with {key} = {there.get(key)!r}, not {mine.get(key)!r}; choose another --out"
+                    f"{self.folder}: holds a run with {key} = {there.get(key)!r}, not {mine.get(key)!r}; "
+                    "choose another --out"
                 )
         if not resume:
             raise UserError(f"{self.folder}: holds this run already; --resume goes on with it, or choose another --out")
@@ -125,7 +128,10 @@ class Run:
         rows = self._cut(last)
         saved = time.monotonic()
         began = saved
-        with _plainly(self.folder / "metrics.jsonl"), (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as out:
+        with (
+            _plainly(self.folder / "metrics.jsonl"),
+            (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as out,
+        ):
             for outcome in play(
                 federation.method,
                 federation.task,
@@ -169,7 +175,9 @@ class Run:
         scratch = path.with_suffix(".part")
         with _plainly(path):
             try:
-                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, scratch, {"round": str(outcome.t)})
+                save_file(
+                    {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, scratch, {"round": str(outcome.t)}
+                )
                 with scratch.open("rb") as file:
                     os.fsync(file.fileno())
                 scratch.replace(path)
@@ -187,7 +195,8 @@ class Run:
         try:
             with safe_open(path, "pt") as file:
                 last = int(file.metadata()["round"])
-                for key in file.keys():
+                names = file.keys()
+                for key in names:
                     kind, _, name = key.partition("/")
                     if kind == "server":
                         server[name] = file.get_tensor(key).to(federation.clients.stack.owned.device)
@@ -231,7 +240,8 @@ def _sound(outcome: Outcome, folder: Path) -> None:
         if bad:
             client = outcome.clients[bad[0]]
             raise UserError(
-                f"{folder}: the loss term '{name}' of client {client} became {float(values[bad[0]])} in round {outcome.t}; "
+                f"{folder}: the loss term '{name}' of client {client} became {float(values[bad[0]])} "
+                f"in round {outcome.t}; "
                 "lower train.lr or the term's weight. The last checkpoint is kept"
             )
 

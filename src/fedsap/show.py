@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -19,12 +20,12 @@ Entry = dict[str, Any]
 def percent(value: float | None, spread: float | None = None) -> str:
     """A share of 1 in per cent, with its spread if there is one.
 
-    >>> percent(0.8765), percent(0.5, 0.012), percent(None)
-    ('87.7', '50.0 ± 1.2', '-')
+    >>> percent(0.8767), percent(0.5, 0.012), percent(None)
+    ('87.7', '50.0±1.2', '-')
     """
     if value is None:
         return "-"
-    return f"{100 * value:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
+    return f"{100 * value:.1f}" + (f"±{100 * spread:.1f}" if spread is not None else "")
 
 
 def count(value: float) -> str:
@@ -42,19 +43,30 @@ def count(value: float) -> str:
 def results(entries: Sequence[Entry]) -> Table:
     """The table of methods."""
     seeds = max(len(e["seeds"]) for e in entries)
-    over = f"mean ± std over {seeds} seeds" if seeds > 1 else "mean ± std over clients, one seed"
-    table = Table(title=f"Accuracy on the client's own classes, last round, % ({over})", title_justify="left")
-    table.add_column("method")
-    for name in ("head", "head, own classes", "prototype L2", "prototype cosine"):
-        table.add_column(name, justify="right")
-    for name in ("silhouette", "numbers up / round", "down / round", "seconds"):
-        table.add_column(name, justify="right")
+    over = f"{seeds} seeds" if seeds > 1 else "clients"
+    table = Table(
+        title=f"Accuracy in %, mean ± std over {over}, after the last round",
+        caption="head: argmax over all classes; own: over the client's classes; L2, cos: nearest prototype; "
+        "sil: silhouette; up: numbers that all clients together send in a round; s: seconds",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("method", no_wrap=True)
+    for name in ("head", "own", "L2", "cos", "sil", "up", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for e in entries:
         spread = "std" if len(e["seeds"]) > 1 else "std_clients"
-        cells = [percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")]
+        cells = [
+            percent(e[f"{k}_acc"]["mean"], e[f"{k}_acc"][spread]) for k in ("head", "head_own", "proto", "proto_cos")
+        ]
         shape = "-" if e["silhouette"] is None else f"{e['silhouette']:.2f}"
-        sent = [count(e["comm"][way]["numbers"]) for way in ("up", "down")]
-        table.add_row(METHODS[e["method"]].title, *cells, shape, *sent, f"{e['seconds']:.1f}")
+        table.add_row(
+            METHODS[e["method"]].title, *cells, shape, count(e["comm"]["up"]["numbers"]), f"{e['seconds']:.1f}"
+        )
     return table
 
 
@@ -96,7 +108,9 @@ class Progressing:
             self._progress.update(self._task, completed=row["round"], loss=loss, accuracy=self._accuracy)
         elif "accuracy" in row:
             self._console.print(
-                f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}", highlight=False, soft_wrap=True
+                f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 

@@ -20,7 +20,8 @@ from fedsap.training.streams import generator
 
 @dataclass
 class Simulation:
-    """The clients of one federation. Rows of the stack are clients in any order; messages are in the order of client ids.
+    """The clients of one federation. Rows of the stack are clients in any order; messages are in the order of client
+    ids.
 
     Rows are best sorted by number of batches, longest first: then the rows that still train are a slice of the stack.
     """

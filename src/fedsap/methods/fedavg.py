@@ -13,7 +13,7 @@ from fedsap.methods.method import Local, Method, Round, State, Task, option
 class FedAvg(Method):
     """Every round the clients start from the mean of the weights they sent:
 
-        w = sum_q n_q w_q / sum_q n_q        (n_q = 1 where `weighted` is off)
+    w = sum_q n_q w_q / sum_q n_q        (n_q = 1 where `weighted` is off)
     """
 
     name: ClassVar[str] = "fedavg"
@@ -37,13 +37,12 @@ class FedAvg(Method):
         model = local.state["model"]
         shared = model if self.statistics else {k: v for k, v in model.items() if not k.endswith(STATISTICS)}
         message = prefixed("model", shared)
-        return message | {"samples": local.counts.sum(1)} if self.weighted else message
+        return message | {"samples": local.counts.sum(1).double()} if self.weighted else message
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
-        some = under("model", replies)
-        share = tensor(replies, "samples") if self.weighted else torch.ones_like(t.clients)
-        share = share / share.sum()
-        return prefixed("model", {k: torch.tensordot(share.to(v), v, dims=1) for k, v in some.items()})
+        sent = under("model", replies)
+        samples = tensor(replies, "samples") if self.weighted else torch.ones(len(t.clients), dtype=torch.float64)
+        return prefixed("model", {k: torch.tensordot((samples / samples.sum()).to(v), v, 1) for k, v in sent.items()})
 
 
 STATISTICS = ("running_mean", "running_var")

@@ -19,7 +19,8 @@ from fedsap.training.server import fit
 class FedMPS(Method):
     """L = L_CE + high * L_con(h, bank_h) + low * L_con(l, bank_l) + soft * L_KL
 
-    h and l are the embedding and an early feature map, each of unit length; their prototypes are means of unit vectors. The
+    h and l are the embedding and an early feature map, each of unit length; their prototypes are means of unit
+    vectors. The
     server trains an output layer on the local prototypes of h and sends back, for each class, the mean of its logits.
     """
 
@@ -77,7 +78,7 @@ class FedMPS(Method):
         points, labels = local.values[local.mask], local.mask.nonzero()[:, 1]
         head = fit(
             lambda w, x: task.network.head(w, x),
-            under("head", server),
+            {k: v.to(points) for k, v in under("head", server).items()},
             points,
             labels,
             epochs=self.server_epochs,

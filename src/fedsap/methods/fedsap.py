@@ -14,7 +14,8 @@ from fedsap.schedules import Schedule, Shape
 
 @dataclass(frozen=True)
 class FedSAP(Method):
-    """L = L_CE + lambda_t * L_Proto + proxy * L_Proxy, with lambda_t rising from 0 after round `align_start` to `align_top`
+    """L = L_CE + lambda_t * L_Proto + proxy * L_Proxy, with lambda_t rising from 0 after round `align_start` to
+    `align_top`
     at round `align_end`. Both terms use the bank received at the start of the round; in round 1 there is none."""
 
     name: ClassVar[str] = "fedsap"
@@ -30,8 +31,12 @@ class FedSAP(Method):
     proxy: float = option(1.0, "weight of the proxy loss; 0 leaves it out")
     proxy_start: int = option(1, "first round with the proxy loss (round 1 has no prototypes yet)")
     proxy_scale: float = option(32.0, "s, by which cosines are multiplied before the softmax")
-    proxy_classes: Literal["bank", "own"] = option("bank", "the softmax runs over all prototypes, or the client's classes")
-    proto_pass: Pass = option("eval", "local prototypes: in a pass after training, or running along with the last epoch")
+    proxy_classes: Literal["bank", "own"] = option(
+        "bank", "the softmax runs over all prototypes, or the client's classes"
+    )
+    proto_pass: Pass = option(
+        "eval", "local prototypes: in a pass after training, or running along with the last epoch"
+    )
     weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
 
     def degenerate(self) -> str | None:

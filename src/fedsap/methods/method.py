@@ -1,8 +1,9 @@
 """What a method is: a frozen dataclass of options with pure functions that the engines call.
 
-A method never sees a device, a data loader, an optimiser, a file or a log. On the client's side every tensor has a leading
-client axis Q; on the server's side, replies have it. The hooks below are all there are, in the order in which a round calls
-them; each has a default, and the defaults together are local training.
+A method never sees a device, a data loader, an optimiser, a file or a log. On the client's side every tensor has a
+leading
+client axis Q; on the server's side, replies have it. The hooks below are all there are, in the order in which a
+round calls them; each has a default, and the defaults together are local training.
 """
 
 from collections.abc import Callable, Mapping

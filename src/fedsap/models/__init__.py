@@ -66,7 +66,7 @@ def build(name: str, *, classes: int, shape: tuple[int, int, int], **options: An
     for option in options:
         if option not in takes:
             raise UserError(f"model.{option} is no option of model {name!r}; it takes {', '.join(takes)}")
-    return cast(Network, network(classes=classes, shape=shape, **options))
+    return network(classes=classes, shape=shape, **options)
 
 
 def _imported(name: str, classes: int, shape: tuple[int, int, int], options: dict[str, Any]) -> Network:
@@ -93,7 +93,7 @@ def _imported(name: str, classes: int, shape: tuple[int, int, int], options: dic
         raise UserError(
             f"model.name is {name!r}; it gives {network.classes} logits, and the data has {classes} classes"
         )
-    return cast(Network, network)
+    return network
 
 
 def stack(per_client: Sequence[Weights]) -> Weights:

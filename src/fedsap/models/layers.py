@@ -106,7 +106,7 @@ class _Convolution(torch.autograd.Function):
     """Patches and one batched product, with the backward pass written out.
 
     With patches P [Q, N, K], K = kh kw Cin and N = B H' W': Y = P W + b, dW = P^T dY, dP = dY W^T, and dX is dP added
-    back tap by tap. Large P is never held: it is built for a few output rows at a time, in both directions.
+    back to where it was taken. Large P is never held: it is built for a few output rows at a time, in both directions.
     """
 
     @staticmethod
@@ -122,17 +122,17 @@ class _Convolution(torch.autograd.Function):
         q, kh, kw, _, channels = weight.shape
         top, bottom, left, right = pad
         padded = F.pad(x, (0, 0, left, right, top, bottom)) if any(pad) else x
-        view = _patch_view(padded, kh, kw, stride, out)
+        view = _patch_view(padded, kh, kw, (stride, stride), out)
         step = _rows_at_once(view)
         flat = weight.reshape(q, -1, channels)
         if step >= out[0]:
-            patches = view.reshape(q, -1, flat.shape[1])
+            patches = _patches(view)
             y = _product(patches, flat, bias).view(q, -1, *out, channels)
             ctx.save_for_backward(patches, weight)
         else:
             y = x.new_empty(q, x.shape[1], *out, channels)
             for row in range(0, out[0], step):
-                patches = view[:, :, row : row + step].reshape(q, -1, flat.shape[1])
+                patches = _patches(view[:, :, row : row + step])
                 part = y[:, :, row : row + step]
                 part.copy_(_product(patches, flat, bias).view(part.shape))
             ctx.save_for_backward(padded, weight)
@@ -148,7 +148,7 @@ class _Convolution(torch.autograd.Function):
         flat = weight.reshape(q, -1, channels).transpose(1, 2)
         out_h, out_w = ctx.out
         whole = ctx.step >= out_h
-        view = saved if whole else _patch_view(saved, kh, kw, ctx.stride, ctx.out)
+        view = saved if whole else _patch_view(saved, kh, kw, (ctx.stride, ctx.stride), ctx.out)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dx: Tensor | None = None
         dw: Tensor | None = None
@@ -156,7 +156,7 @@ class _Convolution(torch.autograd.Function):
             rows = min(ctx.step, out_h - row)
             part = dy[:, :, row : row + rows].reshape(q, -1, channels)
             if needs_weight:
-                patches = view if whole else view[:, :, row : row + rows].reshape(q, -1, flat.shape[2])
+                patches = view if whole else _patches(view[:, :, row : row + rows])
                 product = patches.transpose(1, 2)
                 dw = torch.bmm(product, part) if dw is None else dw.baddbmm_(product, part)
             if needs_x:
@@ -174,10 +174,19 @@ class _Convolution(torch.autograd.Function):
         return dx, None if dw is None else dw.view(weight.shape), db, None, None, None
 
 
-def _patch_view(x: Tensor, kh: int, kw: int, stride: int, out: tuple[int, int]) -> Tensor:
+def _patch_view(x: Tensor, kh: int, kw: int, stride: tuple[int, int], out: tuple[int, int]) -> Tensor:
     """x: [Q, B, H, W, C] -> [Q, B, H', W', kh, kw, C], without a copy."""
-    windows = x.unfold(2, kh, stride)[:, :, : out[0]].unfold(3, kw, stride)[:, :, :, : out[1]]
+    windows = x.unfold(2, kh, stride[0])[:, :, : out[0]].unfold(3, kw, stride[1])[:, :, :, : out[1]]
     return windows.permute(0, 1, 2, 3, 5, 6, 4)
+
+
+def _patches(view: Tensor) -> Tensor:
+    """view: [Q, B, H', W', kh, kw, C] -> [Q, B * H' * W', kh * kw * C]."""
+    q, kw, channels = view.shape[0], view.shape[5], view.shape[6]
+    taps = view.shape[4] * kw * channels
+    if kw * channels < 16:  # copied tap by tap: pixel by pixel the runs would be too short
+        return view.permute(0, 4, 5, 6, 1, 2, 3).reshape(q, taps, -1).transpose(1, 2)
+    return view.reshape(q, -1, taps)
 
 
 def _rows_at_once(view: Tensor) -> int:
@@ -190,13 +199,19 @@ def _product(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fold(dx: Tensor, taps: Tensor, row: int, stride: int) -> None:
-    """Adds the gradients of patches [Q, B, H', W', kh, kw, C] to the pixels they were taken from, from `row` on."""
+    """Adds the gradients of patches [Q, B, H', W', kh, kw, C] to the pixels they were taken from, from `row` on.
+
+    Every n-th patch, n = ceil(kernel / stride), overlaps with no other of them: those are added at once, in long runs.
+    """
     rows, columns, kh, kw = taps.shape[2:6]
-    for i in range(kh):
-        for j in range(kw):
-            down = slice(row + i, row + i + stride * (rows - 1) + 1, stride)
-            across = slice(j, j + stride * (columns - 1) + 1, stride)
-            dx[:, :, down, across] += taps[:, :, :, :, i, j]
+    down, across = -(-kh // stride), -(-kw // stride)
+    for i in range(min(down, rows)):
+        for j in range(min(across, columns)):
+            part = taps[:, :, i::down, j::across]
+            pixels = dx[:, :, row + i * stride :, j * stride :]
+            size = part.shape[2], part.shape[3]
+            windows = _patch_view(pixels, kh, kw, (down * stride, across * stride), size)
+            windows += part
 
 
 def batch_norm(
@@ -231,7 +246,8 @@ def batch_norm(
         return torch.addcmul((bias - running_mean * scale).unsqueeze(1), flat, scale.unsqueeze(1)).view(x.shape)
     n = flat.shape[1]
     with torch.no_grad():
-        var, mean = torch.var_mean(flat, dim=1, correction=0)
+        mean = flat.mean(1)
+        var = (flat - mean.unsqueeze(1)).square_().mean(1)  # torch.var_mean is many times slower over this axis
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(var * (n / max(1, n - 1)), momentum)
     inv = (var + eps).rsqrt()

@@ -24,12 +24,35 @@ class Features:
 class Network(Protocol):
     """A network without state of its own. The weights of Q clients are one dictionary of tensors [Q, ...]."""
 
-    dim: int  # d, the size of the embedding
-    low_dim: int  # l, the size of the flattened early feature map
-    classes: int  # C, the number of logits
-    buffers: frozenset[str]  # names in the weights that no gradient reaches (BatchNorm statistics)
-    head_names: tuple[str, ...]  # names of the output layer
-    noise: Mapping[str, tuple[int, ...]]  # shape per sample of each random input in training (dropout masks)
+    @property
+    def dim(self) -> int:
+        """d, the size of the embedding."""
+        ...
+
+    @property
+    def low_dim(self) -> int:
+        """l, the size of the flattened early feature map."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """C, the number of logits."""
+        ...
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names in the weights that no gradient reaches (BatchNorm statistics)."""
+        ...
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """Names of the output layer."""
+        ...
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape per sample of each random input in training (dropout masks)."""
+        ...
 
     def init(self, generator: Generator) -> Weights:
         """Fresh weights of ONE client (no client axis), in the network's own layout, on the CPU, float32."""
@@ -44,6 +67,11 @@ class Network(Protocol):
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:
         """The output layer alone: h [Q, B, d] -> logits [Q, B, C]. `weights` needs to hold `head_names` only."""
+        ...
+
+    def live(self, weights: Weights) -> Weights:
+        """Views of the weights without those that never meet data at this network's image size (taps of a padded kernel
+        that only ever see padding). The network computes the same with them, and their gradients are all there are."""
         ...
 
     def export(self, weights: Weights) -> Weights:

@@ -112,9 +112,10 @@ def epoch(
 ) -> list[Block]:
     """One shuffled pass of every row over its samples, as blocks whose rows are positions in `rows`.
 
-    Full batches come first: rows that still have some go on together, so a block ends whenever a row is through. What is
-    left of each row, less than a batch, follows in blocks of equal size unless `drop_last`; a row with less than one full
-    batch in all always trains on it. No row waits for, or is padded to, another.
+    Full batches come first: rows that still have some go on together, so a block ends whenever a row is through.
+    What is
+    left of each row, less than a batch, follows in blocks of equal size unless `drop_last`; a row with less than one
+    full batch in all always trains on it. No row waits for, or is padded to, another.
     """
     plans = [_visit(data.lists[r], keys[r], t, number, batch, drop_last, look, noise, purpose) for r in rows]
     blocks = []
@@ -122,12 +123,12 @@ def epoch(
     done = 0
     for until in np.unique(full[full > 0]):
         active = np.flatnonzero(full > done)
-        blocks.append(_block(plans, active, slice(done * batch, until * batch), batch, len(rows), data))
+        blocks.append(_block(plans, active, slice(done * batch, until * batch), batch, data))
         done = int(until)
     rest = np.array([p.rest for p in plans])
     for size in np.unique(rest[rest > 0])[::-1]:
         active = np.flatnonzero(rest == size)
-        blocks.append(_block(plans, active, slice(-int(size), None), int(size), len(rows), data))
+        blocks.append(_block(plans, active, slice(-int(size), None), int(size), data))
     return blocks
 
 
@@ -160,7 +161,7 @@ def _visit(
     return _Visit(full, rest, arrays)
 
 
-def _block(plans: list[_Visit], active: Index, part: slice, size: int, total: int, data: Images) -> Block:
+def _block(plans: list[_Visit], active: Index, part: slice, size: int, data: Images) -> Block:
     device = data.images.device
     stacked: dict[str, Tensor] = {}
     for name in plans[0].arrays:

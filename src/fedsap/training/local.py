@@ -113,9 +113,7 @@ def train(
             last = phase is phases[-1] and e == epochs - 1
             for block in plan(stack, rows, t, number):
                 with Slice(state, momentum, block.rows) as part:
-                    view = Moment(
-                        phase, part.state, part.momentum, select(down, block.rows), owned[block.rows], weight
-                    )
+                    view = Moment(phase, part.state, part.momentum, select(down, block.rows), owned[block.rows], weight)
                     for s in range(block.steps):
                         terms, out, y = one_step(stack, view, block, s)
                         for name, value in terms.items():
@@ -158,7 +156,8 @@ class Moment:
 
 
 class Slice:
-    """Some rows of a state and its momentum: views where the rows are a slice, copies that are written back where not."""
+    """Some rows of a state and its momentum: views where the rows are a slice, copies that are written back where
+    not."""
 
     def __init__(self, state: State, momentum: Mapping[str, Weights], rows: Rows) -> None:
         self._whole, self._rows = (state, momentum), rows

@@ -1,7 +1,7 @@
 """Random numbers by name: a stream for every (seed, purpose, client, round), independent of all others.
 
-Nothing is ever drawn from a generator that several clients share, so what one client does depends neither on who else is in
-the stack nor on when a run was stopped and resumed.
+Nothing is ever drawn from a generator that several clients share, so what one client does depends neither on who
+else is in the stack nor on when a run was stopped and resumed.
 """
 
 from typing import Literal

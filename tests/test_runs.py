@@ -1,0 +1,204 @@
+"""Run folders: what is in them, and that a run which died anywhere goes on to the same bits."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsap.config import resolve
+from fedsap.errors import UserError
+from fedsap.federation import dataset
+from fedsap.runs import Run, Stopped, metrics
+
+SMALL = {"partition": {"clients": 4}, "train": {"rounds": 6, "checkpoint": 0.0}, "eval": {"every": 2}}
+
+
+def config(method="fedsap", **user):
+    merged = {k: SMALL.get(k, {}) | user.get(k, {}) for k in SMALL.keys() | user.keys()}
+    return resolve(merged, [method])[0]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return dataset(config())
+
+
+def outcome(folder):
+    """Everything a run came to, without what depends on the clock."""
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in metrics(folder)]
+    result = {k: v for k, v in json.loads((folder / "result.json").read_text()).items() if k != "seconds"}
+    return rows, result, load_file(folder / "checkpoint.safetensors")
+
+
+def same(one, other):
+    assert one[:2] == other[:2]
+    assert one[2].keys() == other[2].keys()
+    assert all(torch.equal(v, other[2][k]) for k, v in one[2].items())
+
+
+@pytest.mark.parametrize("method", ["fedsap", "fedmps", "fedavg"])
+@pytest.mark.parametrize("more", [{}, {"train": {"participation": 0.6, "failures": 0.3, "reset_momentum": False}}])
+def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
+    whole, halted = Run(tmp_path / "whole", config(method, **more)), Run(tmp_path / "halted", config(method, **more))
+    whole.execute(digits)
+    seen = []
+    with pytest.raises(Stopped, match="after round 3"):
+        halted.execute(digits, on_round=seen.append, stop=lambda: len(seen) == 3)
+    halted.check(resume=True)
+    halted.execute(digits)
+    same(outcome(whole.folder), outcome(halted.folder))
+
+
+def test_rounds_after_the_last_checkpoint_come_again(tmp_path, digits):
+    """As after kill -9: the metrics are ahead of the checkpoint, and their last line is cut off."""
+    whole, killed = Run(tmp_path / "whole", config()), Run(tmp_path / "killed", config())
+    whole.execute(digits)
+    seen = []
+    with pytest.raises(Stopped):
+        killed.execute(digits, on_round=seen.append, stop=lambda: len(seen) == 3)
+    ahead = (whole.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed.folder / "metrics.jsonl").write_text("".join(ahead[:5]) + ahead[5][:20])
+    killed.execute(digits)
+    same(outcome(whole.folder), outcome(killed.folder))
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedsap.cli", *words]
+
+
+def test_kill_nine_anywhere(tmp_path, digits):
+    sets = ["partition.clients=4", "train.rounds=40", "train.checkpoint=0", "eval.every=5"]
+    words = ["run", "--resume", "--out", str(tmp_path / "runs"), *[w for s in sets for w in ("--set", s)]]
+    folder = tmp_path / "runs" / "fedsap-1234"
+    for rounds in (3, 11):
+        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while len(metrics(folder)) < rounds and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.poll() is None, "it was over before it could be killed"
+        process.kill()
+        process.wait()
+        assert not (folder / "result.json").exists()
+    subprocess.run(command(*words), check=True, capture_output=True, timeout=300)
+    user = {"partition": {"clients": 4}, "train": {"rounds": 40, "checkpoint": 0.0}, "eval": {"every": 5}}
+    whole = Run(tmp_path / "whole", resolve(user)[0])
+    whole.execute(digits)
+    same(outcome(whole.folder), outcome(folder))
+
+
+def test_control_c_ends_after_the_round_and_says_how_to_go_on(tmp_path):
+    words = ["run", "--out", str(tmp_path / "runs"), "--set", "train.rounds=5000", "--set", "eval.every=1000"]
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs" / "fedsap-1234"
+    deadline = time.monotonic() + 120
+    while len(metrics(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "--resume goes on" in said
+    assert "Traceback" not in said
+    assert (folder / "checkpoint.safetensors").exists()
+
+
+def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path):
+    """A real failed write: the process may not write files of more than 200 kB."""
+    words = ["run", "--out", str(tmp_path / "runs"), "--set", "train.rounds=3", "--set", "train.checkpoint=0"]
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+        f"sys.argv = ['fedsap', *{words!r}];"
+        "from fedsap.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "checkpoint.safetensors: cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    left = {p.name for p in (tmp_path / "runs" / "fedsap-1234").iterdir()}
+    assert "config.json" in left
+    assert not any(name.endswith(".part") for name in left)
+
+
+def test_a_folder_of_another_configuration_is_left_alone(tmp_path, digits):
+    first = Run(tmp_path / "run", config())
+    first.execute(digits)
+    before = {p: p.read_bytes() for p in first.folder.iterdir()}
+    other = Run(tmp_path / "run", config(train={"rounds": 8}))
+    with pytest.raises(UserError, match=r"train.rounds = 6, not 8; choose another --out"):
+        other.check(resume=True)
+    with pytest.raises(UserError, match="holds this run already"):
+        first.check(resume=False)
+    assert {p: p.read_bytes() for p in first.folder.iterdir()} == before
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="holds other files and no run"):
+        Run(tmp_path, config()).check(resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, digits, content):
+    run = Run(tmp_path / "run", config())
+    seen = []
+    with pytest.raises(Stopped):
+        run.execute(digits, on_round=seen.append, stop=lambda: len(seen) == 3)
+    path = run.folder / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-10] if content is None else content)
+    with pytest.raises(UserError, match=r"checkpoint.safetensors: not a checkpoint of this run"):
+        run.execute(digits)
+
+
+def test_a_loss_that_is_not_a_number_stops_and_keeps_the_checkpoint(tmp_path, digits):
+    run = Run(tmp_path / "run", config(train={"lr": 1e25, "rounds": 6}))
+    with pytest.raises(UserError, match=r"the loss term '\w+' of client \d+ became \S+ in round \d+; lower train.lr"):
+        run.execute(digits)
+    assert not (run.folder / "result.json").exists()
+    for value in (
+        load_file(run.folder / "checkpoint.safetensors").values()
+        if (run.folder / "checkpoint.safetensors").exists()
+        else ()
+    ):
+        assert value.shape is not None
+
+
+def test_a_finished_run_is_read_and_not_run_again(tmp_path, digits):
+    run = Run(tmp_path / "run", config())
+    first = run.execute(digits)
+    stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
+    assert run.execute(digits) == first
+    assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_the_folder_holds_configuration_partition_versions_metrics_and_checkpoint(tmp_path, digits):
+    run = Run(tmp_path / "run", config())
+    result = run.execute(digits)
+    assert {p.name for p in run.folder.iterdir()} >= {
+        "config.json", "partition.json", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
+    }  # fmt: skip
+    rows = metrics(run.folder)
+    assert [r["round"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    assert [r["round"] for r in rows if "accuracy" in r] == [2, 4, 6]
+    assert result["accuracy"]["head"]["per_client"] == rows[-1]["accuracy"]["head"]
+    assert json.loads((run.folder / "partition.json").read_text())["hash"] == result["partition"]
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "ways", "shots", "spread", "up"),
+    [
+        ("fedsap", "small", 3, 10, 0, 20 * 3 * 64),
+        ("fedproto", "small", 3, 10, 0, 20 * 3 * 64),
+        ("local", "small", 3, 10, 0, 0),
+    ],
+)
+def test_communication_is_counted_from_what_is_sent(tmp_path, digits, method, name, ways, shots, spread, up):
+    keys = {"ways": ways, "shots": shots, "spread": spread, "clients": 20}
+    result = Run(tmp_path / "run", config(method, partition=keys, train={"rounds": 2})).execute(digits)
+    assert result["comm"]["up"]["numbers"] == up
+    bank = 10 * 64 * 20 if up else 0
+    assert result["comm"]["down"]["numbers"] == bank
