@@ -24,7 +24,7 @@ SNAPSHOT = 2000  # embeddings that a snapshot holds at most
 
 @dataclass(frozen=True)
 class Kept:
-    """Embeddings of some test images of all clients, the same in every round, and the bank of the server, if it has one.
+    """Embeddings of some test images of all clients, the same in every round, and the server's bank, if it has one.
 
     h: [N, d], label: [N], client: [N], image: [N] indices into the test images, bank: [C, d]
     """

@@ -3,9 +3,9 @@
     snapshots/round-000010.npz   embeddings [N, d], prototypes [C, d], seen [C], labels [N], clients [N]
     snapshots/images.npz         thumbnails uint8 [N, s, s, channels] of the same test images, once per run
 
-N is at most `evaluate.SNAPSHOT`, and s at most `SIDE`. Embeddings are float16 where that holds them: with d = 512 a round
-takes 2 MB, and the images at most 6 MB, before compression. Files are replaced in one step, so a round that is played again
-after the death of the process leaves one file with the same content.
+N is at most `evaluate.SNAPSHOT`, and s at most `SIDE`. Embeddings are float16 where that holds them: with d = 512 a
+round takes 2 MB, and the images at most 6 MB, before compression. Files are replaced in one step, so a round that is
+played again after the death of the process leaves one file with the same content.
 """
 
 import os

@@ -175,7 +175,8 @@ def test_text_has_contrast(page, theme):
     page.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
     script = """
         const rgb = (c) => c.match(/[\\d.]+/g).slice(0, 3).map(Number);
-        const light = (c) => { const [r, g, b] = rgb(c).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+        const linear = (v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+        const light = (c) => { const [r, g, b] = rgb(c).map(linear);
           return .2126 * r + .7152 * g + .0722 * b; };
         const paper = getComputedStyle(document.body).backgroundColor;
         return ['h1', '.muted', 'nav a', 'td strong', '.card dt'].map(css => {

@@ -72,7 +72,7 @@ def marker(number: int) -> str:
 
 def of_class(c: int) -> tuple[str, str]:
     """Colour and marker of a class."""
-    return CLASSES[c % len(CLASSES)], marker(c // len(CLASSES))
+    return CLASSES[c % len(CLASSES)], marker(c // len(PALETTE))
 
 
 def dot(label: str, c: int) -> Line2D:

@@ -21,11 +21,11 @@
   const SIGNS = ["●", "■", "▲", "◆", "▼", "✚", "✖", "⬢"];
   const dashOf = (i) => (i + Math.floor(i / data.palette.length)) % DASHES.length;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const LIGHTER = { "#000000": "#e6e6e6", "#0072B2": "#3d9be0", "#882255": "#d0709f" };  // on dark paper
+  const LIGHTER = { "#000000": "#e6e6e6", "#0072B2": "#3d9be0", "#882255": "#a78bfa" };  // on dark paper
   const shown = (colour) => (css("--dark") === "1" ? LIGHTER[colour] ?? colour : colour);
   const tint = (i) => shown(data.palette[i % data.palette.length]);
   const classTint = (c) => shown(data.classes[c % data.classes.length]);
-  const classMark = (c) => Math.floor(c / data.classes.length) % MARKERS.length;
+  const classMark = (c) => Math.floor(c / data.palette.length) % MARKERS.length;
   const number = (label) => data.methods.findIndex((m) => m.label === label);
   const said = (pair, digits = 2) => pair[0] == null ? "–" : pair[0].toFixed(digits) + (pair[1] == null ? "" : ` ± ${pair[1].toFixed(digits)}`);
   const count = (n) => n >= 1e9 ? `${(n / 1e9).toFixed(1)} G` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e3 ? `${(n / 1e3).toFixed(1)} k` : `${Math.round(n)}`;
@@ -152,7 +152,7 @@
       const m = data.methods[number(v.label)];
       const rows = [["Head", make("b", {}, `${said(v.last.head, 1)} %`)]];
       if (m.bank) rows.push(["Prototype", make("b", {}, `${said(v.last.proto, 1)} %`)]);
-      rows.push(["Silhouette", said(v.last.silhouette, 3)], ["Up / round", count(v.up)], ["Down / round", count(v.down)], ["Seeds", v.seeds.join(", ")], ["Seconds", v.seconds]);
+      rows.push(["Silhouette", said(v.last.silhouette)], ["Up", count(v.up)], ["Down", count(v.down)], ["Seeds", v.seeds.join(", ")], ["Seconds", v.seconds]);
       return make("article", { class: "card", tint: tint(number(v.label)) },
         make("h3", {}, v.label), make("p", { class: "muted" }, [m.paper, m.sends].filter(Boolean).join(". ")),
         ...(v.over ? [] : [make("span", { class: "status" }, `round ${v.round} of ${v.planned}`)]),
