@@ -292,7 +292,18 @@ def doctor() -> None:
     from fedsap.data import DATASETS, load, search_path
 
     typer.echo(f"fedsap {fedsap.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for name in ("torch", "numpy", "scikit-learn", "pillow", "pydantic", "typer", "rich", "safetensors", "matplotlib"):
+    for name in (
+        "torch",
+        "numpy",
+        "scikit-learn",
+        "pillow",
+        "pydantic",
+        "typer",
+        "rich",
+        "safetensors",
+        "matplotlib",
+        "jinja2",
+    ):
         try:
             typer.echo(f"  {name} {version(name)}")
         except PackageNotFoundError:

@@ -1,5 +1,6 @@
 """What a set of runs shows: settings, variants of methods, and what was varied on purpose."""
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -153,7 +154,7 @@ def _place(setting: Setting) -> tuple[Any, ...]:
 
 
 def _labels(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
-    """A label for each of (setting, options): the method, and those options that its other variants have otherwise."""
+    """A label for each of (setting, options): the method, and the options in which it is not the usual variant."""
     varying = {
         name: _varying([options for _, options in same])
         for name, same in _group(parts, lambda pair: pair[1]["method.name"]).items()
@@ -162,12 +163,24 @@ def _labels(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]
         name: [k for k in keys if any(len(_values(k, same)) > 1 for same in _by_setting(parts, name))]
         for name, keys in varying.items()
     }
+    usual = {
+        (name, k): _usual(name, k, [o for _, o in parts if o["method.name"] == name])
+        for name in preset
+        for k in preset[name]
+    }
     labels = []
     for _, options in parts:
         name = options["method.name"]
-        extra = ", ".join(_said(k, options.get(k)) for k in preset[name])
+        extra = ", ".join(_said(k, options.get(k)) for k in preset[name] if repr(options.get(k)) != usual[name, k])
         labels.append(f"{title(name)} ({extra})" if extra else title(name))
     return labels
+
+
+def _usual(name: str, key: str, contents: Sequence[dict[str, Any]]) -> str:
+    """The value that goes without saying: the default, if a variant has it, or else the most frequent one."""
+    values = [repr(content.get(key)) for content in contents]
+    known = {f"method.{f.name}": repr(f.default) for f in dataclasses.fields(METHODS[name])} if name in METHODS else {}
+    return known[key] if known.get(key) in values else max(values, key=values.count)
 
 
 def _by_setting(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]], name: Hashable) -> list[list[dict[str, Any]]]:
