@@ -164,7 +164,7 @@ def _labels(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]
         for name, keys in varying.items()
     }
     usual = {
-        (name, k): _usual(name, k, [o for _, o in parts if o["method.name"] == name])
+        (name, k): _usual(str(name), k, [o for _, o in parts if o["method.name"] == name])
         for name in preset
         for k in preset[name]
     }
@@ -238,8 +238,10 @@ class Score:
 
 
 def score(values: Iterable[float]) -> Score:
-    """>>> score([0.5, 0.7, float("nan")]).mean
-    0.6
+    """Mean and spread of what is there.
+
+    >>> score([0.5, 0.75, float("nan")]).mean
+    0.625
     """
     some = tuple(v for v in values if not np.isnan(v))
     if not some:
