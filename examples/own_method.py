@@ -2,21 +2,17 @@
 
 L = L_CE + align * 1/B sum_i (1 - cos(h_i, p_{y_i})),    p_c = mean of the local prototypes of class c
 
-Run it by `python examples/own_method.py --out runs/angle`, with whatever else `fedsap run` takes.
+cd examples && fedsap run --method own_method:Angle --method fedproto --set train.rounds=20
 """
 
-import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsap.cli import app
 from fedsap.losses import of_labels
-from fedsap.message import Message, PerClass, table
-from fedsap.methods import METHODS, Method
-from fedsap.methods.method import Local, Pass, Round, Step, Task, option
+from fedsap.methods import Local, Message, Method, Pass, PerClass, Round, Step, Task, option, table
 from fedsap.prototypes import combine
 
 
@@ -51,8 +47,3 @@ class Angle(Method):
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "bank") if "bank" in server else None
-
-
-if __name__ == "__main__":
-    METHODS[Angle.name] = Angle
-    app(["run", "--method", "angle", "--method", "fedproto", "--set", "train.rounds=20", *sys.argv[1:]])

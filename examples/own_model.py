@@ -1,6 +1,6 @@
 """A network of your own: an ordinary torch module, trained as a stack with a set of weights for every client.
 
-PYTHONPATH=examples fedsap run --set model.name=own_model:build --set train.rounds=20
+cd examples && fedsap run --set model.name=own_model:build --set train.rounds=20
 """
 
 from torch import Tensor, nn

@@ -8,7 +8,7 @@ from sklearn.neighbors import NearestCentroid
 
 from fedsap.evaluate import _chosen, silhouette
 from fedsap.message import PerClass
-from fedsap.prototypes import class_sums, combine, means, scores
+from fedsap.prototypes import class_sums, combine, means, nearest, scores
 
 
 def test_silhouette_is_scikit_learns():
@@ -54,3 +54,8 @@ def test_counts_weigh_the_combination():
     local = PerClass(torch.tensor([[[10.0], [7.0]], [[2.0], [0.0]]]), torch.tensor([[True, True], [True, False]]))
     counts = torch.tensor([[1, 5], [3, 0]])
     assert combine(local, counts).values.flatten().tolist() == [4.0, 7.0]
+
+
+def test_a_client_none_of_whose_classes_has_a_prototype_is_never_right():
+    bank = PerClass(torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.bool))
+    assert nearest(scores(torch.ones(1, 4, 3), bank, "l2")).tolist() == [[-1] * 4]

@@ -26,8 +26,8 @@ method = pytest.mark.parametrize("name", METHODS)
 def python(*words, out):
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, words), "--out", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'examples'}"},
+        cwd=ROOT / "examples",
+        env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -41,7 +41,8 @@ def heads(printed):
 
 
 def test_own_method_prints_its_row_beside_fedproto(tmp_path):
-    done = python("examples/own_method.py", out=tmp_path)
+    words = ["run", "--method", "own_method:Angle", "--method", "fedproto", "--set", "train.rounds=20"]
+    done = python("-m", "fedsap.cli", *words, out=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(heads(done.stdout)) == ["Angle", "FedProto"]
     assert "angle 0." in done.stderr  # its loss term is at work

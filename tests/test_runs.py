@@ -202,3 +202,24 @@ def test_communication_is_counted_from_what_is_sent(tmp_path, digits, method, na
     assert result["comm"]["up"]["numbers"] == up
     bank = 10 * 64 * 20 if up else 0
     assert result["comm"]["down"]["numbers"] == bank
+
+
+@pytest.mark.parametrize("method", ["fedsap", "fedproto", "fedmps"])
+def test_a_warm_start_gives_round_one_its_prototypes(tmp_path, digits, method):
+    run = Run(tmp_path / "run", config(method, train={"warm_start": True}))
+    run.execute(digits)
+    assert metrics(run.folder)[0]["loss"].keys() > {"ce"}
+
+
+def test_a_class_that_nobody_sends_keeps_its_prototype(tmp_path, digits):
+    run = Run(tmp_path / "run", config("fedproto", train={"participation": 0.25, "rounds": 12}))
+    run.execute(digits)
+    sent = [len(row["clients"]) for row in metrics(run.folder)]
+    assert set(sent) == {1}
+    mask = load_file(run.folder / "checkpoint.safetensors")["server/bank@mask"]
+    assert mask.sum() > 4  # more than any one client holds
+
+
+def test_the_reference_preset_runs_on_digits(tmp_path, digits):
+    chosen = resolve({"preset": "reference", "train": {"rounds": 1}})[0]
+    assert Run(tmp_path / "run", chosen).execute(digits)["rounds"] == 1

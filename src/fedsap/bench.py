@@ -125,10 +125,11 @@ def _difference(
     rows: dict[int, int],
     export: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> float:
+    """||stack - loop|| / ||loop|| over all weights and statistics of a client, the largest of all clients."""
     worst = 0.0
     for c, model in enumerate(models):
-        other = model.state_dict()
-        for k, v in export(client(state, rows[c])).items():
-            if v.is_floating_point():
-                worst = max(worst, float((v - other[k]).abs().max()))
+        mine, other = export(client(state, rows[c])), model.state_dict()
+        names = [k for k, v in mine.items() if v.is_floating_point()]
+        gap = sum(float((mine[k] - other[k]).double().square().sum()) for k in names)
+        worst = max(worst, (gap / sum(float(other[k].double().square().sum()) for k in names)) ** 0.5)
     return worst

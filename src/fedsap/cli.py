@@ -279,7 +279,7 @@ def bench(
         f"{found['clients']} clients, {found['steps']} client steps a round, "
         f"{found['device']}, {found['threads']} threads\n"
         f"plain loop {1000 * found['loop_seconds']:.1f} ms   stack {1000 * found['stack_seconds']:.1f} ms   "
-        f"ratio {found['ratio']:.1f}x   (largest difference of weights after a round: {found['difference']:.1e})"
+        f"ratio {found['ratio']:.1f}x   (relative difference of weights after a round: {found['difference']:.1e})"
     )
 
 

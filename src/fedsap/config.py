@@ -13,7 +13,7 @@ from fedsap import presets
 from fedsap.data import DATASETS
 from fedsap.data.partition import Rule, Slices
 from fedsap.errors import UserError
-from fedsap.methods import METHODS, Method
+from fedsap.methods import METHODS, Method, named
 from fedsap.presets import Layer
 
 Count = Annotated[int, Field(ge=1)]
@@ -191,7 +191,7 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
             _known(key, section.model_fields, f"{name}.")
     _table(user, "method")
     given = user.get("method", {})
-    wanted = list(methods) or _names(given.get("name", "fedsap"))
+    wanted = [named(name) for name in list(methods) or _names(given.get("name", "fedsap"))]
     wanted = list(METHODS) if wanted == ["all"] else wanted
     for name in wanted:
         _known(name, METHODS, "method.name=", what="method")
@@ -207,6 +207,7 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     below = merged(presets.DATASETS[dataset], chosen.get("", {}), chosen.get(dataset, {}))
     if user.get("model", {}).get("name") not in (None, below["model"]["name"]):
         below["model"] = {}  # what it says is of another network
+        below["method"] = {m: {k: v for k, v in own.items() if k != "model"} for m, own in below["method"].items()}
     base = merged(below, user)
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):

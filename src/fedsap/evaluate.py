@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsap.losses import FAR
 from fedsap.message import PerClass, rows
 from fedsap.methods.method import State
-from fedsap.prototypes import scores
+from fedsap.prototypes import nearest, scores
 from fedsap.training.feed import Images
 from fedsap.training.local import Stack
 from fedsap.training.streams import numbers
@@ -93,8 +93,8 @@ def evaluate(
         guesses = {
             "head": logits.argmax(-1),
             "head_own": logits.masked_fill(~own[:, None, :], FAR).argmax(-1),
-            "proto": scores(h, near, "l2", among).argmax(-1),
-            "proto_cos": scores(h, near, "cosine", among).argmax(-1),
+            "proto": nearest(scores(h, near, "l2", among)),
+            "proto_cos": nearest(scores(h, near, "cosine", among)),
         }
         for name, guess in guesses.items():
             right[name][part] += ((guess == y) & valid).sum(1)

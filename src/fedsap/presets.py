@@ -51,7 +51,7 @@ REFERENCE: dict[str, Layer] = {
             "fedsap": {"proto_pass": "running"},
         },
     },
-    "digits": {"partition": {"stride": 13}},
+    "digits": {"partition": {"stride": 6}},
     "cifar10": {"model": {"reinit_stem": True}},
     "cifar100": {
         "model": {"reinit_stem": True},

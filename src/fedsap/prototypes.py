@@ -49,6 +49,16 @@ def combine(local: PerClass, counts: Tensor | None = None) -> PerClass:
     return PerClass(mean, total > 0)
 
 
+def nearest(score: Tensor) -> Tensor:
+    """The class with the largest score, [..., C] -> [...]; -1, which is no class, where all are minus infinity.
+
+    >>> nearest(torch.tensor([[0.0, 2.0], [-torch.inf, -torch.inf]])).tolist()
+    [1, -1]
+    """
+    best, index = score.max(-1)
+    return index.masked_fill(best == -torch.inf, -1)
+
+
 def send(local: PerClass, counts: Tensor | None = None) -> Message:
     """A reply of prototypes, with the number of samples behind each if they are to be weighed by it."""
     if counts is None:
@@ -56,10 +66,22 @@ def send(local: PerClass, counts: Tensor | None = None) -> Message:
     return {"proto": local, "count": PerClass(counts.to(local.values)[..., None], local.mask)}
 
 
-def combine_replies(replies: Message) -> PerClass:
-    """The global bank from replies made by `send`."""
+def combine_replies(replies: Message, before: PerClass | None = None) -> PerClass:
+    """The global bank from replies made by `send`; a class that nobody sent keeps its prototype of `before`."""
     counts = table(replies, "count").values[..., 0] if "count" in replies else None
-    return combine(table(replies, "proto"), counts)
+    return kept(combine(table(replies, "proto"), counts), before)
+
+
+def kept(bank: PerClass, before: PerClass | None) -> PerClass:
+    """The bank, with the rows of `before` for the classes it lacks.
+
+    >>> old = PerClass(torch.tensor([[1.0], [2.0]]), torch.tensor([True, True]))
+    >>> kept(PerClass(torch.tensor([[5.0], [0.0]]), torch.tensor([True, False])), old).values.flatten().tolist()
+    [5.0, 2.0]
+    """
+    if before is None:
+        return bank
+    return PerClass(torch.where(bank.mask[:, None], bank.values, before.values), bank.mask | before.mask)
 
 
 def scores(h: Tensor, bank: PerClass, distance: Distance, classes: Tensor | None = None) -> Tensor:

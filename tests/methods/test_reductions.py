@@ -70,7 +70,6 @@ def test_round_one_has_no_prototypes_to_align_with():
         (FedProto(align=0.0), "local"),
         (FedSAP(align_top=0.0, proxy=0.0), "local"),
         (FedMPS(high=0.0, low=0.0, soft=0.0), "local"),
-        (FedMPS(soft=0.0), "server model"),
     ],
 )
 def test_options_that_make_another_method_are_named(method, words):

@@ -73,7 +73,7 @@ def test_a_function_of_the_user(own: str) -> None:
         ("vit", "model.name is 'vit'; it takes small, cnn, resnet18 or package.module:function"),
         ("no_such_place:net", "importing 'no_such_place' failed: No module named 'no_such_place'"),
         (":net", "importing '' failed"),
-        ("nets_of_a_user:nett", "'nets_of_a_user' has no function 'nett'; did you mean 'net'?"),
+        ("nets_of_a_user:nett", "'nets_of_a_user' has no 'nett'; did you mean 'net'?"),
         ("nets_of_a_user:ten", "it gives 10 logits, and the data has 4 classes"),
         ("nets_of_a_user:nothing", "it returned NoneType, not a torch.nn.Module or Network"),
     ],

@@ -84,6 +84,7 @@ class Simulation:
     ) -> Message:
         method = self.stack.method
         later = {n: when for n, when in method.passes().items() if n not in running}
+        later = {n: "eval" if when == "running" else when for n, when in later.items()}  # nothing ran yet: a warm start
         measured = class_means(self.stack, rows, state["model"], later, t, self.chunk) if later else {}
         return method.reply(Local(state, message, running | measured, self._counts(rows)))
 

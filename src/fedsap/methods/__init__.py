@@ -1,12 +1,48 @@
-"""The methods, by name."""
+"""The methods, by name, and what it takes to write another."""
 
+from fedsap.errors import UserError
+from fedsap.message import Message, PerClass, table, tensor
 from fedsap.methods.fedavg import FedAvg
 from fedsap.methods.fedmps import FedMPS
 from fedsap.methods.fedproto import FedProto
 from fedsap.methods.fedsap import FedSAP
 from fedsap.methods.local import LocalOnly
-from fedsap.methods.method import Method
+from fedsap.methods.method import Local, Method, Pass, Phase, Round, State, Step, Task, option
+from fedsap.plugins import find
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (FedSAP, FedProto, FedMPS, FedAvg, LocalOnly)}
 
-__all__ = ["METHODS", "FedAvg", "FedMPS", "FedProto", "FedSAP", "LocalOnly", "Method"]
+
+def named(name: str) -> str:
+    """The name of a method; one given as `package.module:Class` joins `METHODS` by this."""
+    if ":" not in name:
+        return name
+    found = find("method.name", name)
+    if not (isinstance(found, type) and issubclass(found, Method) and hasattr(found, "name")):
+        raise UserError(f"method.name is {name!r}; takes a dataclass derived from fedsap.methods.Method, with a name")
+    METHODS[found.name] = found
+    return found.name
+
+
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedMPS",
+    "FedProto",
+    "FedSAP",
+    "Local",
+    "LocalOnly",
+    "Message",
+    "Method",
+    "Pass",
+    "PerClass",
+    "Phase",
+    "Round",
+    "State",
+    "Step",
+    "Task",
+    "named",
+    "option",
+    "table",
+    "tensor",
+]

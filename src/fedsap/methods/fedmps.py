@@ -11,7 +11,7 @@ from fedsap import losses
 from fedsap.message import Message, PerClass, prefixed, table, under
 from fedsap.methods.method import Local, Method, Pass, Round, Step, Task, option
 from fedsap.models.network import Features
-from fedsap.prototypes import combine
+from fedsap.prototypes import combine, kept
 from fedsap.training.server import fit
 
 
@@ -44,7 +44,7 @@ class FedMPS(Method):
     def degenerate(self) -> str | None:
         if self.high == self.low == self.soft == 0:
             return "with high = low = soft = 0 FedMPS is local training"
-        return "with soft = 0 nothing of FedMPS's server model reaches a client" if self.soft == 0 else None
+        return None
 
     def begin(self, task: Task, generator: torch.Generator) -> Message:
         fresh = task.network.init(generator)
@@ -88,9 +88,10 @@ class FedMPS(Method):
             generator=t.generator,
         )
         logits = task.network.head({k: v[None] for k, v in head.items()}, local.values.flatten(0, 1)[None])
-        soft = combine(PerClass(logits.view(*local.mask.shape, -1), local.mask))
-        banks: Message = {level: combine(table(replies, level)) for level in ("high", "low")}
-        return {**banks, "soft": soft, **prefixed("head", head)}
+        made = {level: combine(table(replies, level)) for level in ("high", "low")}
+        made["soft"] = combine(PerClass(logits.view(*local.mask.shape, -1), local.mask))
+        before = {level: table(server, level) if level in server else None for level in made}
+        return {**{level: kept(bank, before[level]) for level, bank in made.items()}, **prefixed("head", head)}
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "high") if "high" in server else None

@@ -69,7 +69,7 @@ class FedSAP(Method):
         return send(local.means["proto"], local.counts if self.weighted else None)
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
-        return {"bank": combine_replies(replies)}
+        return {"bank": combine_replies(replies, self.bank(server))}
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "bank") if "bank" in server else None

@@ -1,6 +1,6 @@
 """Networks whose weights carry a leading client axis: a small CNN, FedProto's CNN, ResNet-18, and the user's own."""
 
-import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from fedsap.models.module import ModuleNetwork, from_module
 from fedsap.models.network import Features, Network, Weights
 from fedsap.models.resnet import ResNet18
 from fedsap.models.small import Small
+from fedsap.plugins import find
 
 __all__ = [
     "CNN",
@@ -70,16 +71,12 @@ def build(name: str, *, classes: int, shape: tuple[int, int, int], **options: An
 
 
 def _imported(name: str, classes: int, shape: tuple[int, int, int], options: dict[str, Any]) -> Network:
-    place, _, function = name.partition(":")
+    maker: Callable[..., Any] = find("model.name", name)
     try:
-        module = importlib.import_module(place)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"model.name is {name!r}; importing {place!r} failed: {error}") from error
-    maker: Callable[..., Any] | None = getattr(module, function, None)
-    if not callable(maker):
-        near = get_close_matches(function, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"model.name is {name!r}; {place!r} has no function {function!r}{hint}")
+        inspect.signature(maker).bind(classes=classes, shape=shape, **options)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(["classes", "shape", *options])
+        raise UserError(f"model.name is {name!r}; it cannot be called with {given}: {error}") from None
     make = partial(maker, classes=classes, shape=shape, **options)
     made = make()
     if not isinstance(made, nn.Module):
