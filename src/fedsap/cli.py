@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -86,6 +86,11 @@ def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def _each(listeners: Sequence[Callable[[Any], None]], row: Any) -> None:
+    for listener in listeners:
+        listener(row)
+
+
 @app.command()
 @_mending
 def run(
@@ -96,6 +101,7 @@ def run(
     out: Out = None,
     data: DataRoot = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
+    track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train one or more methods, print their table and write a report.
@@ -106,7 +112,9 @@ def run(
     from fedsap.federation import dataset
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped
+    from fedsap.track import Tracked, check
 
+    check(track or [])
     console = show.to_people()
     configs = _configs(config, sets, method, seed, data)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -119,15 +127,18 @@ def run(
     with _interrupts(console) as stop:
         for one in runs:
             title = f"{one.config.method['name']} seed {one.config.seed}"
-            done = len(one.rows())
+            before = one.rows()
             try:
-                with show.Progressing(title, one.config.train.rounds, done, console) as progress:
-                    one.execute(loaded, on_round=progress, stop=stop)
+                with (
+                    show.Progressing(title, one.config.train.rounds, len(before), console) as progress,
+                    Tracked(track or [], one.folder, one.config, before) as tracked,
+                ):
+                    one.execute(loaded, on_round=functools.partial(_each, (progress, tracked)), stop=stop)
             except Stopped as stopped:
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
-    written = write_report([folder], folder)
+    written = write_report([folder], folder, complain=_complain)
     if as_json:
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
         return
@@ -218,12 +229,34 @@ def _default(value: Any) -> str:
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that fedsap run has written.")],
     out: Out = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="html, md or tex; may be repeated; all.")
+    ] = None,
 ) -> None:
-    """Write the report of one or more runs."""
-    from fedsap.report import write_report
+    """Write the report of one or more runs: a page, tables as Markdown and LaTeX, figures as PNG and PDF."""
+    from fedsap.report import FORMATS, write_report
 
-    for path in write_report(folders, out or folders[0]):
+    for path in write_report(folders, out or folders[0], formats or FORMATS, _complain):
         typer.echo(f"report: {path}")
+
+
+def _complain(line: str) -> None:
+    typer.echo(f"fedsap: {line}", err=True)
+
+
+@app.command()
+@_mending
+def ui(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs are, or will be.")],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; another than this opens it to others.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")] = 8765,
+) -> None:
+    """Serve the report's page while runs are going; new rounds appear by themselves."""
+    from fedsap.report.live import serve
+
+    serve(folder, host, port, typer.echo)
 
 
 @app.command()
@@ -259,7 +292,18 @@ def doctor() -> None:
     from fedsap.data import DATASETS, load, search_path
 
     typer.echo(f"fedsap {fedsap.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for name in ("torch", "numpy", "scikit-learn", "pillow", "pydantic", "typer", "rich", "safetensors", "matplotlib"):
+    for name in (
+        "torch",
+        "numpy",
+        "scikit-learn",
+        "pillow",
+        "pydantic",
+        "typer",
+        "rich",
+        "safetensors",
+        "matplotlib",
+        "jinja2",
+    ):
         try:
             typer.echo(f"  {name} {version(name)}")
         except PackageNotFoundError:

@@ -9,6 +9,7 @@ from fedsap.errors import UserError
 from fedsap.runs import Row, flat, read_json
 
 ACCURACIES = ("head", "head_own", "proto", "proto_cos")
+BESIDE = ("seed", "eval.snapshots")  # keys in which runs of one entry may differ
 
 
 def find(folders: Iterable[Path]) -> list[Path]:
@@ -37,7 +38,7 @@ def collect(folders: Sequence[Path]) -> list[Row]:
         if not (folder / "result.json").exists():
             continue
         config, result = read_json(folder / "config.json"), read_json(folder / "result.json")
-        setting = tuple(sorted((k, repr(v)) for k, v in flat(config).items() if k != "seed"))
+        setting = tuple(sorted((k, repr(v)) for k, v in flat(config).items() if k not in BESIDE))
         groups.setdefault(setting, []).append((config, result))
     return [_entry([r for _, r in runs], runs[0][0]) for runs in groups.values()]
 

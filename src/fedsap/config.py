@@ -94,6 +94,7 @@ class EvalKeys(Section):
         "own", description="nearest prototype among the client's classes, or all"
     )
     silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
+    snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")
 
 
 class Config(Section):
@@ -225,6 +226,9 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
         config = Config.model_validate(content | {"model": model, "method": {"name": name} | method, "seed": seed})
     except ValidationError as error:
         raise _said(error, "") from None
+    late = [t for t in config.eval.snapshots if t > config.train.rounds]
+    if late:
+        raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to train.rounds ({config.train.rounds})")
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")

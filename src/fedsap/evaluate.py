@@ -19,6 +19,21 @@ from fedsap.training.local import Stack
 from fedsap.training.streams import numbers
 
 MEASURES = ("head", "head_own", "proto", "proto_cos")
+SNAPSHOT = 2000  # embeddings that a snapshot holds at most
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Embeddings of some test images of all clients, the same in every round, and the server's bank, if it has one.
+
+    h: [N, d], label: [N], client: [N], image: [N] indices into the test images, bank: [C, d]
+    """
+
+    h: Tensor
+    label: Tensor
+    client: Tensor
+    image: Tensor
+    bank: PerClass | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class Scores:
 
     accuracy: dict[str, Tensor]
     silhouette: float | None
+    kept: Kept | None = None
 
 
 @torch.no_grad()
@@ -46,18 +62,22 @@ def evaluate(
     chunk: int,
     classes: Literal["own", "all"] = "own",
     sample: int = 5000,
+    keep: int = 0,
 ) -> Scores:
     """Scores of the clients `clients`; `state` and `bank` [Q, C, d] hold these, in order.
 
     `classes` is what nearest-prototype inference chooses among. The silhouette (cosine) is that of at most `sample`
-    embeddings of all clients together, labelled with their classes; the same test images in every round.
+    embeddings of all clients together, labelled with their classes; the same test images in every round. At most `keep`
+    embeddings are returned.
     """
     weights = stack.method.model(state)
     device = stack.owned.device
     owned = stack.owned[torch.as_tensor(clients, device=device)]
     right = {name: torch.zeros(len(clients), device=device) for name in MEASURES}
     total = torch.zeros(len(clients), device=device)
-    chosen = _chosen([len(test.lists[c]) for c in clients], sample, stack.keys[0].seed)
+    lengths = [len(test.lists[c]) for c in clients]
+    chosen, keeping = (_chosen(lengths, n, stack.keys[0].seed) for n in (sample, keep))
+    snapshot: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     column = 0
     kept: list[Tensor] = []
     labels: list[Tensor] = []
@@ -80,11 +100,19 @@ def evaluate(
             right[name][part] += ((guess == y) & valid).sum(1)
         total[part] += valid.sum(1)
         mask = torch.from_numpy(chosen[: valid.shape[0], column : column + valid.shape[1]]).to(device)
+        if keep:
+            held = torch.from_numpy(keeping[: valid.shape[0], column : column + valid.shape[1]]).to(device)
+            row = torch.arange(valid.shape[0], device=device)[:, None].expand_as(held)
+            snapshot.append((h[held], y[held], row[held], samples[held]))
         column += valid.shape[1]
         kept.append(h[mask])
         labels.append(y[mask])
     accuracy = {name: (count / total).cpu() for name, count in right.items()}
-    return Scores(accuracy, silhouette(torch.cat(kept), torch.cat(labels)) if sample else None)
+    shape = silhouette(torch.cat(kept), torch.cat(labels)) if sample else None
+    if not snapshot:
+        return Scores(accuracy, shape)
+    h, label, client, image = (torch.cat(part) for part in zip(*snapshot, strict=True))
+    return Scores(accuracy, shape, Kept(h, label, client, image))
 
 
 def _chosen(lengths: Sequence[int], sample: int, seed: int) -> NDArray[np.bool_]:

@@ -100,7 +100,7 @@ def build_federation(config: Config, data: Dataset) -> Federation:
     chunk = max(1, (2**24 if where.type == "cuda" else 2**21) // (parts.clients * side * side))
     clients = Simulation(stack, test, task, chunk, config.train.reset_momentum)
     presence = Presence(config.train.participation, config.train.failures)
-    judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette)
+    judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette, config.eval.snapshots)
     return Federation(config, parts, method, task, clients, presence, judge)
 
 

@@ -2,9 +2,10 @@
 
 config.json       all that decides the outcome
 partition.json    who holds which sample, with its hash
-environment.json  versions, device and command
+environment.json  versions, device, command and class names
 metrics.jsonl     one line per round, appended as it ends
 checkpoint.safetensors   the state after some round; replaced in one step
+snapshots/        embeddings after the rounds that eval.snapshots names
 result.json       what the run came to, written at its end
 """
 
@@ -32,6 +33,7 @@ from fedsap.data import Dataset
 from fedsap.errors import UserError
 from fedsap.federation import Federation, build_federation
 from fedsap.message import Cost, Message, flatten, restore
+from fedsap.snapshots import save_snapshot
 from fedsap.training.rounds import Outcome, play
 
 Row = dict[str, Any]
@@ -121,7 +123,7 @@ class Run:
         server, last = self._take_up(federation)
         if last == 0:
             write(self.folder / "partition.json", json.dumps(federation.partition.to_dict()))
-            write(self.folder / "environment.json", json.dumps(_environment(federation), indent=1))
+            write(self.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
             write(self.folder / "config.json", json.dumps(_decisive(self.config), indent=1))
         rows = self._cut(last)
         saved = time.monotonic()
@@ -142,6 +144,9 @@ class Run:
                 warm_start=self.config.train.warm_start,
             ):
                 _sound(outcome, self.folder)
+                if outcome.scores is not None and outcome.scores.kept is not None:
+                    with _plainly(self.folder / "snapshots"):
+                        save_snapshot(self.folder, outcome.t, outcome.scores.kept, federation.clients.test.images)
                 now = time.monotonic()
                 rows.append(_row(outcome, now - began))
                 began = now
@@ -267,6 +272,8 @@ def _decisive(config: Config) -> Row:
     content["data"].pop("root")
     content["train"].pop("checkpoint")
     content.pop("device")
+    if not content["eval"]["snapshots"]:
+        content["eval"].pop("snapshots")
     return content
 
 
@@ -292,7 +299,7 @@ def read_json(path: Path) -> Row:
     return content
 
 
-def _environment(federation: Federation) -> Row:
+def _environment(federation: Federation, data: Dataset) -> Row:
     where = federation.clients.stack.owned.device
     return {
         "fedsap": fedsap.__version__,
@@ -302,6 +309,7 @@ def _environment(federation: Federation) -> Row:
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),
         "command": sys.argv,
+        "classes": list(data.classes),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

@@ -1,13 +1,13 @@
 """A federation's clients in this process, trained together as one stack."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedsap import prototypes
-from fedsap.evaluate import Scores, evaluate
+from fedsap.evaluate import SNAPSHOT, Scores, evaluate
 from fedsap.message import Message, PerClass, expand, select
 from fedsap.methods.method import Local, State, Task
 from fedsap.models import stack as stacked_weights
@@ -101,6 +101,7 @@ class Simulation:
         message = expand(down, len(clients)) | select(own, order)
         state = self.stack.method.receive(self.state, message)
         rows = range(len(clients))
+        shared = bank
         if bank is None:
             wanted = self.stack.method.embedding
             local = class_means(self.stack, rows, self.stack.method.model(state), {wanted: "eval"}, t, self.chunk)
@@ -116,8 +117,10 @@ class Simulation:
             chunk=self.chunk,
             classes=judge.proto_classes,
             sample=judge.silhouette,
+            keep=SNAPSHOT if t in judge.snapshots else 0,
         )
-        return Scores({k: v[torch.argsort(order).cpu()] for k, v in found.accuracy.items()}, found.silhouette)
+        kept = found.kept and replace(found.kept, client=order[found.kept.client], bank=shared)
+        return Scores({k: v[torch.argsort(order).cpu()] for k, v in found.accuracy.items()}, found.silhouette, kept)
 
     def _counts(self, rows: Sequence[int]) -> Tensor:
         labels, classes = self.stack.train.labels, self.stack.classes

@@ -32,6 +32,7 @@ class Judge:
     every: int = 5
     proto_classes: Literal["own", "all"] = "own"
     silhouette: int = 5000
+    snapshots: Sequence[int] = ()  # rounds after which embeddings are kept, whether their turn to be evaluated or not
 
 
 class Clients(Protocol):
@@ -112,7 +113,7 @@ def play(
             info = Round(t, generator(seed, "server", t=t), torch.tensor(replies.clients))
             server = method.combine(task, server, replies.message, info)
         scores = None
-        if sound and (t % judge.every == 0 or t == task.rounds):
+        if sound and (t % judge.every == 0 or t == task.rounds or t in judge.snapshots):
             next_down, next_own = method.broadcast(server, t + 1), method.address(server, t + 1, all_ids)
             scores = clients.evaluate(t, next_down, next_own, method.bank(server), judge)
         yield Outcome(t, server, replies.clients, failed, replies.terms, up, down, scores)
