@@ -29,7 +29,7 @@ def compare(config: Config, repeat: int) -> Row:
     changes = {"model": config.model.model_copy(update={"dropout": 0.0 if config.model.name == "cnn" else None})}
     config = config.model_copy(update=changes | {"data": config.data.model_copy(update={"augment": "none"})})
     data = dataset(config)
-    federation = build_federation(config, data)
+    federation = build_federation([config], data)
     simulation, stack = federation.clients, federation.clients.stack
     method = federation.method
     assert isinstance(method, FedSAP)
@@ -37,7 +37,9 @@ def compare(config: Config, repeat: int) -> Row:
     rows = {key.client: row for row, key in enumerate(stack.keys)}
     start = {k: v.clone() for k, v in simulation.state["model"].items()}
     shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
-    bank: Message = {"bank": combine_replies(federation.clients.greet(everyone).message)}
+    bank: Message = {
+        "bank": combine_replies(federation.clients.greet_all({config.seed: everyone})[config.seed].message)
+    }
     protos = table(bank, "bank")
     plain_bank = {c: protos.values[c] for c in protos.mask.nonzero().flatten().tolist()}
     weights = method.schedule(2, config.train.rounds)

@@ -6,8 +6,8 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -86,11 +86,6 @@ def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _each(listeners: Sequence[Callable[[Any], None]], row: Any) -> None:
-    for listener in listeners:
-        listener(row)
-
-
 @app.command()
 @_mending
 def run(
@@ -111,7 +106,7 @@ def run(
     from fedsap.collect import collect
     from fedsap.federation import dataset
     from fedsap.report import write_report
-    from fedsap.runs import Run, Stopped
+    from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import Tracked, check
 
     check(track or [])
@@ -125,15 +120,25 @@ def run(
         one.check(resume)
     loaded = dataset(configs[0])
     with _interrupts(console) as stop:
-        for one in runs:
-            title = f"{one.config.method['name']} seed {one.config.seed}"
-            before = one.rows()
+        for group in together(runs):
+            configs_of = [one.config for one in group]
+            seeds = ", ".join(str(c.seed) for c in configs_of)
+            title = f"{configs_of[0].method['name']} seed{'s' if len(group) > 1 else ''} {seeds}"
+            rounds = configs_of[0].train.rounds
             try:
-                with (
-                    show.Progressing(title, one.config.train.rounds, len(before), console) as progress,
-                    Tracked(track or [], one.folder, one.config, before) as tracked,
-                ):
-                    one.execute(loaded, on_round=functools.partial(_each, (progress, tracked)), stop=stop)
+                with ExitStack() as open_:
+                    done = min(len(one.rows()) for one in group)
+                    progress = open_.enter_context(show.Progressing(title, rounds, done, console, len(group)))
+                    tracked = {
+                        one: open_.enter_context(Tracked(track or [], one.folder, one.config, one.rows()))
+                        for one in group
+                    }
+
+                    def hear(one: Run, row: Any, progress: Any = progress, tracked: Any = tracked) -> None:
+                        progress(row)
+                        tracked[one](row)
+
+                    execute_all(group, loaded, on_round=hear, stop=stop)
             except Stopped as stopped:
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None

@@ -78,6 +78,12 @@ class TrainKeys(Section):
         0.0, description="probability that an asked client does not answer"
     )
     warm_start: bool = Field(False, description="fill the prototype bank by a forward pass before round 1")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="products on a GPU: exact, or with factors rounded; all that is kept stays float32"
+    )
+    together: Annotated[int, Field(ge=0)] = Field(
+        0, description="clients that train at once; 0: as many as there is memory for"
+    )
     checkpoint: Rate = Field(30.0, description="seconds between checkpoints; 0: after every round")
 
 

@@ -1,18 +1,18 @@
 """How good each client is on test images of its own classes, and how its embedding space is organised."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from fedsap.losses import FAR
-from fedsap.message import PerClass, rows
+from fedsap.message import PerClass
 from fedsap.methods.method import State
+from fedsap.models import layers
 from fedsap.prototypes import nearest, scores
 from fedsap.training.feed import Images
 from fedsap.training.local import Stack
@@ -55,7 +55,6 @@ class Scores:
 def evaluate(
     stack: Stack,
     test: Images,
-    clients: Sequence[int],
     state: State,
     bank: PerClass,
     *,
@@ -63,33 +62,33 @@ def evaluate(
     classes: Literal["own", "all"] = "own",
     sample: int = 5000,
     keep: int = 0,
-) -> Scores:
-    """Scores of the clients `clients`; `state` and `bank` [Q, C, d] hold these, in order.
+) -> dict[int, Scores]:
+    """Scores of the stack's clients by the seed of their federation; `state` and `bank` [Q, C, d] hold all of them.
 
     `classes` is what nearest-prototype inference chooses among. The silhouette (cosine) is that of at most `sample`
-    embeddings of all clients together, labelled with their classes; the same test images in every round. At most `keep`
-    embeddings are returned.
+    embeddings of all clients of a federation together, labelled with their classes; the same test images in every
+    round. At most `keep` embeddings are returned. Embeddings are computed once for all of it.
     """
     weights = stack.method.model(state)
     device = stack.owned.device
-    owned = stack.owned[torch.as_tensor(clients, device=device)]
-    right = {name: torch.zeros(len(clients), device=device) for name in MEASURES}
-    total = torch.zeros(len(clients), device=device)
-    lengths = [len(test.lists[c]) for c in clients]
-    chosen, keeping = (_chosen(lengths, n, stack.keys[0].seed) for n in (sample, keep))
-    snapshot: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    rows = range(len(stack.keys))
+    federations = {seed: [r for r in rows if stack.keys[r].seed == seed] for seed in {k.seed: 0 for k in stack.keys}}
+    right = {name: torch.zeros(len(rows), device=device) for name in MEASURES}
+    total = torch.zeros(len(rows), device=device)
+    lengths = [len(one) for one in test.lists]
+    shown, keeping = (_chosen_all(lengths, federations, n) for n in (sample, keep))
+    looked: list[tuple[Tensor, ...]] = []
+    snapshot: list[tuple[Tensor, ...]] = []
     column = 0
-    kept: list[Tensor] = []
-    labels: list[Tensor] = []
-    for part, samples, valid in test.chunks(clients, chunk):
+    for part, samples, valid in test.chunks(rows, chunk):
         x, y = stack.look(test.images[samples]), test.labels[samples]
-        out = stack.network({k: v[part] for k, v in weights.items()}, x)
+        with layers.precision(stack.hyper.precision):
+            out = stack.network({k: v[part] for k, v in weights.items()}, x)
         logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()})
         h = stack.method.represent(out)[stack.method.embedding]
-        own = owned[part]
+        own = stack.owned[part]
         among = own if classes == "own" else None
-        near = rows(bank, part)
-        assert isinstance(near, PerClass)
+        near = PerClass(bank.values[part], bank.mask[part])
         guesses = {
             "head": logits.argmax(-1),
             "head_own": logits.masked_fill(~own[:, None, :], FAR).argmax(-1),
@@ -99,20 +98,46 @@ def evaluate(
         for name, guess in guesses.items():
             right[name][part] += ((guess == y) & valid).sum(1)
         total[part] += valid.sum(1)
-        mask = torch.from_numpy(chosen[: valid.shape[0], column : column + valid.shape[1]]).to(device)
-        if keep:
-            held = torch.from_numpy(keeping[: valid.shape[0], column : column + valid.shape[1]]).to(device)
-            row = torch.arange(valid.shape[0], device=device)[:, None].expand_as(held)
-            snapshot.append((h[held], y[held], row[held], samples[held]))
+        row = torch.arange(valid.shape[0], device=device)[:, None].expand_as(valid)
+        for mask, found in ((shown, looked), (keeping, snapshot)):
+            here = np.flatnonzero(mask[: valid.shape[0], column : column + valid.shape[1]])
+            if len(here):
+                at = torch.from_numpy(here).to(device)
+                found.append(tuple(v.flatten(0, 1)[at] for v in (h, y, row, samples)))
         column += valid.shape[1]
-        kept.append(h[mask])
-        labels.append(y[mask])
     accuracy = {name: (count / total).cpu() for name, count in right.items()}
-    shape = silhouette(torch.cat(kept), torch.cat(labels)) if sample else None
-    if not snapshot:
-        return Scores(accuracy, shape)
-    h, label, client, image = (torch.cat(part) for part in zip(*snapshot, strict=True))
-    return Scores(accuracy, shape, Kept(h, label, client, image))
+    silhouettes = {seed: silhouette(v[0], v[1]) for seed, v in _by_federation(looked, federations).items()}
+    kept = {s: Kept(v[0], v[1], v[2], v[3]) for s, v in _by_federation(snapshot, federations).items()}
+    return {
+        seed: Scores({k: v[mine] for k, v in accuracy.items()}, silhouettes.get(seed), kept.get(seed))
+        for seed, mine in federations.items()
+    }
+
+
+def _chosen_all(lengths: Sequence[int], federations: Mapping[int, Sequence[int]], sample: int) -> NDArray[np.bool_]:
+    """`_chosen` for each federation, [Q, longest]."""
+    mask = np.zeros((len(lengths), max(lengths, default=0)), bool)
+    for seed, mine in federations.items():
+        own = _chosen([lengths[r] for r in mine], sample, seed)
+        mask[mine, : own.shape[1]] = own
+    return mask
+
+
+def _by_federation(
+    found: list[tuple[Tensor, ...]], federations: Mapping[int, Sequence[int]]
+) -> dict[int, tuple[Tensor, ...]]:
+    """h, labels, positions within the federation and samples, for each seed that has some."""
+    if not found:
+        return {}
+    h, y, row, samples = (torch.cat(part) for part in zip(*found, strict=True))
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    for seed, mine in federations.items():
+        place = torch.full((int(row.max()) + 1 + max(mine),), -1, device=row.device)
+        place[torch.as_tensor(mine, device=row.device)] = torch.arange(len(mine), device=row.device)
+        at = (place[row] >= 0).nonzero()[:, 0]
+        if len(at):
+            parts[seed] = (h[at], y[at], place[row[at]], samples[at])
+    return parts
 
 
 def _chosen(lengths: Sequence[int], sample: int, seed: int) -> NDArray[np.bool_]:
@@ -130,9 +155,26 @@ def silhouette(h: Tensor, y: Tensor) -> float | None:
     """Mean silhouette of embeddings [N, d] under the cosine distance, with classes [N] as clusters; None if there
     are not at least two classes and fewer classes than samples, or an embedding is not finite.
 
+    With unit vectors u and the sum S_c of those of class c, the distances of i to all of a class add up to
+    n_c - u_i S_c: no N x N matrix is needed. a_i is their mean for the own class, without i, b_i the smallest mean of
+    another class, and s_i = (b_i - a_i) / max(a_i, b_i), or 0 for the only one of its class.
+
     >>> silhouette(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1, 1]))
     1.0
     """
-    if not 1 < len(torch.unique(y)) < len(y) or not torch.isfinite(h).all():
+    labels, cluster, counts = torch.unique(y, return_inverse=True, return_counts=True)
+    if not 1 < len(labels) < len(y) or not torch.isfinite(h).all():
         return None
-    return float(silhouette_score(h.float().cpu().numpy(), y.cpu().numpy(), metric="cosine"))
+    wide = h.double()
+    length = wide.norm(dim=1, keepdim=True)
+    u = wide / torch.where(length > 0, length, 1.0)  # a zero vector is at distance 1 from everything, itself too
+    sums = u.new_zeros(len(labels), u.shape[1]).index_add_(0, cluster, u)
+    apart = counts - u @ sums.T
+    own = cluster[:, None] == torch.arange(len(labels), device=y.device)
+    itself = 1 - u.square().sum(1)
+    n = counts[cluster]
+    a = (apart.gather(1, cluster[:, None])[:, 0] - itself).clamp(min=0) / (n - 1).clamp(min=1)
+    b = (apart / counts).clamp(min=0).masked_fill(own, torch.inf).min(1).values
+    widest = torch.maximum(a, b)
+    s = torch.where((n > 1) & (widest > 0), (b - a) / torch.where(widest > 0, widest, 1.0), 0.0)
+    return float(s.mean())

@@ -1,5 +1,6 @@
 """From a configuration and a data set to a federation that can be played."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,10 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Federation:
-    """Everything that `training.rounds.play` needs."""
+    """Everything that `training.rounds.play_all` needs: federations that differ in their seed only, as one stack."""
 
-    config: Config
-    partition: Partition
+    config: Config  # of the first
+    partitions: dict[int, Partition]  # by seed
     method: Method
     task: Task
     clients: Simulation
@@ -61,10 +62,13 @@ def device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_federation(config: Config, data: Dataset) -> Federation:
-    """The clients of a run as one stack, with their initial weights, before round 1."""
-    parts = split(config, data)
+def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
+    """The clients of runs that differ in their seed only as one stack, with their initial weights, before round 1."""
+    config = configs[0]
+    parts = {c.seed: split(c, data) for c in configs}
     where = device(config.device)
+    if config.train.precision != "fp32" and where.type != "cuda":
+        raise UserError(f"train.precision: got '{config.train.precision}', but the device is the CPU; takes fp32 there")
     keep_freed()
     method = config.made_method()
     shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
@@ -73,17 +77,18 @@ def build_federation(config: Config, data: Dataset) -> Federation:
     if weights is not None:
         chosen["weights"] = weights
     network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
-    tests = [_tests(config, data.test, own, client) for client, own in enumerate(parts.classes)]
-    batches = [len(own) // config.train.batch for own in parts.indices]
-    order = sorted(range(parts.clients), key=lambda c: (-batches[c], -len(tests[c]), c))
-    counts = torch.from_numpy(parts.counts)
+    keys = [Key(seed, client) for seed, one in parts.items() for client in range(one.clients)]
+    tests = {k: _tests(config, data.test, parts[k.seed].classes[k.client], k.client) for k in keys}
+    lists = {k: parts[k.seed].indices[k.client] for k in keys}
+    keys.sort(key=lambda k: (-(len(lists[k]) // config.train.batch), -len(tests[k])))
+    counts = torch.stack([torch.from_numpy(parts[k.seed].counts)[k.client] for k in keys])
     look = Look(data.mean, data.std, _augment(config, data), padding(min(shape[:2])))
     stack = Stack(
         network,
         method,
-        Images.of(data.train, [parts.indices[c] for c in order], where),
-        tuple(Key(config.seed, c) for c in order),
-        (counts[order] > 0).to(where),
+        Images.of(data.train, [lists[k] for k in keys], where),
+        tuple(keys),
+        (counts > 0).to(where),
         look,
         Hyper(
             config.train.batch,
@@ -92,13 +97,12 @@ def build_federation(config: Config, data: Dataset) -> Federation:
             config.train.weight_decay,
             config.train.epochs,
             config.train.drop_last,
+            config.train.precision,
         ),
     )
-    task = Task(network, len(data.classes), parts.clients, config.train.rounds)
-    test = Images.of(data.test, [tests[c] for c in order], where)
-    side = config.model.resolution or max(shape[:2])
-    chunk = max(1, (2**24 if where.type == "cuda" else 2**21) // (parts.clients * side * side))
-    clients = Simulation(stack, test, task, chunk, config.train.reset_momentum)
+    task = Task(network, len(data.classes), parts[config.seed].clients, config.train.rounds)
+    test = Images.of(data.test, [tests[k] for k in keys], where)
+    clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
     judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette, config.eval.snapshots)
     return Federation(config, parts, method, task, clients, presence, judge)

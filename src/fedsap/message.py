@@ -168,14 +168,17 @@ def restore(flat: Mapping[str, Tensor]) -> Message:
     return message
 
 
-def stacked(messages: Sequence[Mapping[str, Entry]]) -> Message:
-    """Messages of single clients as one message with a client axis."""
+def joined(messages: Sequence[Mapping[str, Entry]]) -> Message:
+    """Messages that have a client axis, one after the other along it.
+
+    >>> joined([{"w": torch.zeros(2, 3)}, {"w": torch.ones(1, 3)}])["w"].shape
+    torch.Size([3, 3])
+    """
 
     def one(name: str) -> Entry:
-        entries = [m[name] for m in messages]
-        if isinstance(entries[0], PerClass):
+        if isinstance(messages[0][name], PerClass):
             tables = [table(m, name) for m in messages]
-            return PerClass(torch.stack([e.values for e in tables]), torch.stack([e.mask for e in tables]))
-        return torch.stack([tensor(m, name) for m in messages])
+            return PerClass(torch.cat([e.values for e in tables]), torch.cat([e.mask for e in tables]))
+        return torch.cat([tensor(m, name) for m in messages])
 
     return {name: one(name) for name in messages[0]}

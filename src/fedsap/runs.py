@@ -17,7 +17,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from fedsap.data import Dataset
 from fedsap.errors import UserError
 from fedsap.federation import Federation, build_federation
 from fedsap.message import Cost, Message, flatten, restore
+from fedsap.models.network import Weights
 from fedsap.snapshots import save_snapshot
-from fedsap.training.rounds import Outcome, play
+from fedsap.training.rounds import Outcome, play_all
 
 Row = dict[str, Any]
 
@@ -71,7 +72,7 @@ def write(path: Path, content: str) -> None:
             raise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One method and one seed in a folder."""
 
@@ -113,107 +114,185 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
     ) -> Row:
         """Plays the rounds that are missing and returns the result. `check` comes first."""
-        done = self.result
-        if done is not None:
-            return done
-        torch.set_float32_matmul_precision("highest")
-        federation = build_federation(self.config, data)
-        with _plainly(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        server, last = self._take_up(federation)
-        if last == 0:
-            write(self.folder / "partition.json", json.dumps(federation.partition.to_dict()))
-            write(self.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
-            write(self.folder / "config.json", json.dumps(_decisive(self.config), indent=1))
-        rows = self._cut(last)
-        saved = time.monotonic()
-        began = saved
-        with (
-            _plainly(self.folder / "metrics.jsonl"),
-            (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as out,
-        ):
-            for outcome in play(
-                federation.method,
-                federation.task,
-                federation.clients,
-                seed=self.config.seed,
-                server=server,
-                done=last,
-                presence=federation.presence,
-                judge=federation.judge,
-                warm_start=self.config.train.warm_start,
-            ):
-                _sound(outcome, self.folder)
-                if outcome.scores is not None and outcome.scores.kept is not None:
-                    with _plainly(self.folder / "snapshots"):
-                        save_snapshot(self.folder, outcome.t, outcome.scores.kept, federation.clients.test.images)
-                now = time.monotonic()
-                rows.append(_row(outcome, now - began))
-                began = now
-                out.write(json.dumps(rows[-1]) + "\n")
-                out.flush()
-                on_round(rows[-1])
-                over, stopping = outcome.t == federation.task.rounds, stop()
-                if over or stopping or now - saved >= self.config.train.checkpoint:
-                    self._save(federation, outcome)
-                    saved = time.monotonic()
-                if stopping and not over:
-                    raise Stopped(f"stopped after round {outcome.t}")
-        result = summary(self.config, federation.partition.hash, rows)
-        write(self.folder / "result.json", json.dumps(result))
-        return result
+        return execute_all([self], data, on_round=lambda _, row: on_round(row), stop=stop)[0]
 
-    def _save(self, federation: Federation, outcome: Outcome) -> None:
-        path = self.folder / "checkpoint.safetensors"
-        tensors: dict[str, Tensor] = {f"server/{k}": v for k, v in flatten(outcome.server).items()}
-        held = [("state", federation.clients.state)]
-        if not self.config.train.reset_momentum:
-            held.append(("momentum", federation.clients.momentum))
-        for kind, sets in held:
-            for name, weights in sets.items():
-                tensors |= {f"{kind}/{name}/{k}": v for k, v in weights.items()}
-        scratch = path.with_suffix(".part")
-        with _plainly(path):
-            try:
-                save_file(
-                    {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, scratch, {"round": str(outcome.t)}
-                )
-                with scratch.open("rb") as file:
-                    os.fsync(file.fileno())
-                scratch.replace(path)
-            except BaseException:
-                scratch.unlink(missing_ok=True)
-                raise
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
 
-    def _take_up(self, federation: Federation) -> tuple[Message | None, int]:
-        """Fills the clients from the checkpoint; the server's state and the round it was made after."""
-        path = self.folder / "checkpoint.safetensors"
-        if not path.exists():
-            return None, 0
-        server: dict[str, Tensor] = {}
-        clients = {"state": federation.clients.state, "momentum": federation.clients.momentum}
-        try:
-            with safe_open(path, "pt") as file:
-                last = int(file.metadata()["round"])
-                names = file.keys()
-                for key in names:
-                    kind, _, name = key.partition("/")
-                    if kind == "server":
-                        server[name] = file.get_tensor(key).to(federation.clients.stack.owned.device)
-                    else:
-                        which, _, weight = name.partition("/")
-                        clients[kind][which][weight].copy_(file.get_tensor(key))
-        except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
-            raise UserError(f"{path}: not a checkpoint of this run ({error}); remove it to start again") from None
-        return restore(server), last
+    @property
+    def done(self) -> int:
+        """The round that the checkpoint was made after; 0: there is none."""
+        return _round_of(self.checkpoint) if self.checkpoint.exists() else 0
 
-    def _cut(self, last: int) -> list[Row]:
+    def cut(self, last: int) -> list[Row]:
         """The rows up to the checkpoint's round; later ones are dropped, since their rounds come again."""
         rows = [row for row in self.rows() if row["round"] <= last]
         if len(rows) != last:
             raise UserError(f"{self.folder / 'metrics.jsonl'}: has {len(rows)} of the {last} rounds in the checkpoint")
         write(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         return rows
+
+
+def together(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs in groups that can be one stack: they differ in their seed only, and have got to the same round."""
+    groups: dict[str, list[Run]] = {}
+    for one in runs:
+        setting = json.dumps(_decisive(one.config) | {"seed": 0}, sort_keys=True)
+        groups.setdefault(setting, []).append(one)
+    split: dict[tuple[str, int, bool], list[Run]] = {}
+    for setting, some in groups.items():
+        _even(some)
+        for one in some:
+            split.setdefault((setting, one.done, one.result is None), []).append(one)
+    return list(split.values())
+
+
+def execute_all(
+    runs: Sequence[Run],
+    data: Dataset,
+    *,
+    on_round: Callable[[Run, Row], None] = lambda _, __: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Row]:
+    """`Run.execute` for runs of which `together` made a group: their clients train as one stack."""
+    results = [one.result for one in runs]
+    if all(results):
+        return [r for r in results if r is not None]
+    torch.set_float32_matmul_precision("highest")
+    config = runs[0].config
+    federation = build_federation([one.config for one in runs], data)
+    by_seed = {one.config.seed: one for one in runs}
+    servers: dict[int, Message | None] = {}
+    rows: dict[int, list[Row]] = {}
+    for seed, one in by_seed.items():
+        with _plainly(one.folder):
+            one.folder.mkdir(parents=True, exist_ok=True)
+        servers[seed], last = _take_up(federation, one)
+        if last == 0:
+            write(one.folder / "partition.json", json.dumps(federation.partitions[seed].to_dict()))
+            write(one.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
+            write(one.folder / "config.json", json.dumps(_decisive(one.config), indent=1))
+        rows[seed] = one.cut(last)
+    saved = began = time.monotonic()
+    with contextlib.ExitStack() as files:
+        logs = {}
+        for seed, one in by_seed.items():
+            path = one.folder / "metrics.jsonl"
+            files.enter_context(_plainly(path))
+            logs[seed] = files.enter_context(path.open("a", encoding="utf-8"))
+        for outcomes in play_all(
+            federation.method,
+            federation.task,
+            federation.clients,
+            servers=servers,
+            done=last,
+            presence=federation.presence,
+            judge=federation.judge,
+            warm_start=config.train.warm_start,
+        ):
+            for seed, outcome in outcomes.items():
+                _sound(outcome, by_seed[seed].folder)
+            now = time.monotonic()
+            for seed, outcome in outcomes.items():
+                if outcome.scores is not None and outcome.scores.kept is not None:
+                    folder = by_seed[seed].folder
+                    with _plainly(folder / "snapshots"):
+                        save_snapshot(folder, outcome.t, outcome.scores.kept, federation.clients.test.images)
+                row = _row(outcome, (now - began) / len(runs))  # its share of the stack's time
+                rows[seed].append(row)
+                logs[seed].write(json.dumps(row) + "\n")
+                logs[seed].flush()
+                on_round(by_seed[seed], row)
+            began = now
+            over, stopping = outcome.t == federation.task.rounds, stop()
+            if over or stopping or now - saved >= config.train.checkpoint:
+                _save(federation, {by_seed[seed]: o for seed, o in outcomes.items()})
+                saved = time.monotonic()
+            if stopping and not over:
+                raise Stopped(f"stopped after round {outcome.t}")
+    for seed, one in by_seed.items():
+        result = summary(one.config, federation.partitions[seed].hash, rows[seed])
+        write(one.folder / "result.json", json.dumps(result))
+    return [one.result or {} for one in runs]
+
+
+def _save(federation: Federation, outcomes: Mapping[Run, Outcome]) -> None:
+    """All checkpoints of a stack: every one is on disk before the first takes its place."""
+    scratches = []
+    try:
+        for one, outcome in outcomes.items():
+            scratches.append(one.checkpoint.with_suffix(".part"))
+            with _plainly(one.checkpoint):
+                tensors = _content(federation, one.config.seed, outcome.server)
+                save_file(tensors, scratches[-1], {"round": str(outcome.t)})
+                with scratches[-1].open("rb") as file:
+                    os.fsync(file.fileno())
+    except BaseException:
+        for scratch in scratches:
+            scratch.unlink(missing_ok=True)
+        raise
+    for one, scratch in zip(outcomes, scratches, strict=True):
+        with _plainly(one.checkpoint):
+            scratch.replace(one.checkpoint)
+
+
+def _content(federation: Federation, seed: int, server: Message) -> dict[str, Tensor]:
+    """What a checkpoint holds: the server's state, and that of the federation's clients in the order of their rows."""
+    tensors: dict[str, Tensor] = {f"server/{k}": v for k, v in flatten(server).items()}
+    for kind, sets in _held(federation):
+        for name, weights in sets.items():
+            tensors |= {f"{kind}/{name}/{k}": v[federation.clients.rows_of(seed)] for k, v in weights.items()}
+    return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+
+
+def _held(federation: Federation) -> list[tuple[str, dict[str, Weights]]]:
+    held = [("state", federation.clients.state)]
+    return held if federation.config.train.reset_momentum else [*held, ("momentum", federation.clients.momentum)]
+
+
+def _take_up(federation: Federation, run: Run) -> tuple[Message | None, int]:
+    """Fills the clients from the checkpoint; the server's state and the round it was made after."""
+    if not run.checkpoint.exists():
+        return None, 0
+    last = run.done
+    server: dict[str, Tensor] = {}
+    clients = dict(_held(federation))
+    rows = federation.clients.rows_of(run.config.seed)
+    try:
+        with safe_open(run.checkpoint, "pt") as file:
+            for key in file.keys():  # noqa: SIM118  (it is no dictionary)
+                kind, _, name = key.partition("/")
+                if kind == "server":
+                    server[name] = file.get_tensor(key).to(federation.clients.stack.owned.device)
+                    continue
+                which, _, weight = name.partition("/")
+                value, place = file.get_tensor(key), clients[kind][which][weight]
+                if value.shape != place[rows].shape:
+                    raise ValueError(f"{key} has shape {tuple(value.shape)}")
+                place[rows] = value.to(place)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise UserError(f"{run.checkpoint}: not a checkpoint of this run ({error}); remove it to start again") from None
+    return restore(server), last
+
+
+def _round_of(path: Path) -> int:
+    try:
+        with safe_open(path, "pt") as file:
+            return int(file.metadata()["round"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"{path}: not a checkpoint of this run ({error}); remove it to start again") from None
+
+
+def _even(runs: Sequence[Run]) -> None:
+    """Ends what a killed process began: checkpoints of a stack that were written but had not taken their place yet."""
+    furthest = max(one.done for one in runs)
+    for one in runs:
+        scratch = one.checkpoint.with_suffix(".part")
+        if one.done < furthest and scratch.exists():
+            with contextlib.suppress(UserError):  # a file that was not finished
+                if _round_of(scratch) == furthest:
+                    scratch.replace(one.checkpoint)
 
 
 def metrics(folder: Path) -> list[Row]:
@@ -270,7 +349,8 @@ def _decisive(config: Config) -> Row:
     """The configuration without what does not change the outcome."""
     content = config.model_dump(mode="json")
     content["data"].pop("root")
-    content["train"].pop("checkpoint")
+    for key in ("checkpoint", "together"):
+        content["train"].pop(key)
     content.pop("device")
     if not content["eval"]["snapshots"]:
         content["eval"].pop("snapshots")

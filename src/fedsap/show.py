@@ -71,10 +71,12 @@ def results(entries: Sequence[Entry]) -> Table:
 
 
 class Progressing:
-    """Follows the rounds of one run: a live line in a terminal, a plain line per evaluation elsewhere."""
+    """Follows the rounds of `runs` runs that go together: a live line in a terminal, a plain line per evaluation
+    elsewhere. What it shows are means over their clients."""
 
-    def __init__(self, title: str, rounds: int, done: int, console: Console) -> None:
-        self._title, self._rounds, self._console = title, rounds, console
+    def __init__(self, title: str, rounds: int, done: int, console: Console, runs: int = 1) -> None:
+        self._title, self._rounds, self._console, self._runs = title, rounds, console, runs
+        self._rows: list[Row] = []
         self._accuracy = ""
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -98,7 +100,13 @@ class Progressing:
             self._live.stop()
 
     def __call__(self, row: Row) -> None:
-        """Takes in one finished round."""
+        """Takes in one finished round of one of the runs."""
+        self._rows.append(row)
+        if len(self._rows) == self._runs:
+            self._show(_pooled(self._rows))
+            self._rows = []
+
+    def _show(self, row: Row) -> None:
         terms = [f"{name} {_mean(values):.3f}" for name, values in row["loss"].items()]
         if "accuracy" in row:
             some = {"head": "head", "proto": "L2", "proto_cos": "cos"}
@@ -112,6 +120,15 @@ class Progressing:
                 highlight=False,
                 soft_wrap=True,
             )
+
+
+def _pooled(rows: Sequence[Row]) -> Row:
+    """The same round of several runs, their clients side by side."""
+    row = {"round": rows[0]["round"]}
+    for part in ("loss", "accuracy"):
+        if part in rows[0]:
+            row[part] = {name: [v for one in rows for v in one[part].get(name, [])] for name in rows[0][part]}
+    return row
 
 
 def _mean(values: list[float | None]) -> float:

@@ -1,41 +1,44 @@
 """A federation's clients in this process, trained together as one stack."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedsap import prototypes
+from fedsap import memory, prototypes
 from fedsap.evaluate import SNAPSHOT, Scores, evaluate
-from fedsap.message import Message, PerClass, expand, select
+from fedsap.message import Message, PerClass, expand, joined, select, table
 from fedsap.methods.method import Local, State, Task
-from fedsap.models import stack as stacked_weights
 from fedsap.models.network import Weights
-from fedsap.training.feed import Images
+from fedsap.training.feed import Images, Key
 from fedsap.training.local import Stack, class_means, train
-from fedsap.training.rounds import Judge, Replies
+from fedsap.training.record import Graphs
+from fedsap.training.rounds import Ask, Judge, Replies
 from fedsap.training.streams import generator
 
 
 @dataclass
 class Simulation:
-    """The clients of one federation. Rows of the stack are clients in any order; messages are in the order of client
-    ids.
+    """The clients of one federation, or of several with different seeds. Rows of the stack are clients in any order;
+    messages are in the order of client ids.
 
     Rows are best sorted by number of batches, longest first: then the rows that still train are a slice of the stack.
+    `together` rows train at once; 0: as many as the device has memory for.
     """
 
     stack: Stack
     test: Images
     task: Task
-    chunk: int
+    chunk: int = 0  # images of each client at once in evaluation; 0: as many as there is memory for
     reset_momentum: bool = True
+    together: int = 0
     state: State = field(default_factory=dict)
     momentum: dict[str, Weights] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._row = {key.client: row for row, key in enumerate(self.stack.keys)}
+        self._row = {key: row for row, key in enumerate(self.stack.keys)}
         self._device = self.stack.owned.device
         if not self.state:
             self.state = self.stack.method.join(self.task, {"model": self._initial()})
@@ -44,24 +47,40 @@ class Simulation:
         for name in trained - set(self.momentum):
             some = self.state[name].items()
             self.momentum[name] = {k: torch.zeros_like(v) for k, v in some if k not in buffers}
+        rows = len(self.stack.keys)
+        self.chunk = self.chunk or memory.images_at_once(self.stack, self.state)
+        self._together = min(rows, self.together or memory.rows_at_once(self.stack, self.state, trained))
+        self._recorder = Graphs(self.stack, self._together) if self._device.type == "cuda" else None
+
+    def rows_of(self, seed: int) -> Tensor:
+        """Where the clients of a federation stand in the stack."""
+        return torch.tensor([r for r, key in enumerate(self.stack.keys) if key.seed == seed], device=self._device)
 
     def _initial(self) -> Weights:
-        """Initial weights: one draw for all clients, or one for each."""
+        """Initial weights: one draw for all clients of a federation, or one for each."""
         common = self.stack.method.start == "common"
-        draws = [generator(k.seed, "weights", 0 if common else k.client) for k in self.stack.keys]
         network, dtype = self.stack.network, self.stack.look.dtype
-        if common:
-            one = network.init(draws[0])
-            return {k: v.to(self._device, dtype).expand(len(draws), *v.shape).clone() for k, v in one.items()}
-        return {k: v.to(self._device, dtype) for k, v in stacked_weights([network.init(g) for g in draws]).items()}
+        weights: Weights = {}
+        made: dict[int, Weights] = {}
+        for row, key in enumerate(self.stack.keys):
+            if key.seed not in made or not common:
+                fresh = network.init(generator(key.seed, "weights", 0 if common else key.client))
+                made[key.seed] = {k: v.to(self._device, dtype) for k, v in fresh.items()}
+            for k, v in made[key.seed].items():
+                if k not in weights:
+                    weights[k] = v.new_empty(len(self.stack.keys), *v.shape)
+                weights[k][row] = v
+        return weights
 
     def train(self, t: int, down: Message, own: Message, clients: Sequence[int]) -> Replies:
-        """Round t of the given clients, which all receive `down` and each its row of `own`."""
-        rows = sorted(self._row[c] for c in clients)
-        here = [self.stack.keys[r].client for r in rows]
-        order = torch.tensor([here.index(c) for c in clients], device=self._device)  # reply i is row order[i]
-        back = torch.argsort(order)
-        message = expand(down, len(rows)) | select(own, back)
+        """`train_all` where all clients are of one federation."""
+        seed = self.stack.keys[0].seed
+        return self.train_all(t, {seed: Ask(down, own, clients)})[seed]
+
+    def train_all(self, t: int, asks: Mapping[int, Ask]) -> dict[int, Replies]:
+        """Round t of the clients that are asked, by the seed of their federation."""
+        rows = sorted(self._row[Key(seed, c)] for seed, ask in asks.items() for c in ask.clients)
+        message = self._message(asks, rows)
         everyone = len(rows) == len(self.stack.keys)
         index = torch.tensor(rows, device=self._device)
         state = self.state if everyone else _take(self.state, index)
@@ -71,13 +90,40 @@ class Simulation:
             for weights in momentum.values():
                 torch._foreach_zero_(list(weights.values()))
         schedule = self.stack.method.schedule(t, self.task.rounds)
-        trained = train(self.stack, rows, state, momentum, message, schedule, t)
-        reply = self._reply(rows, state, message, t, trained.running)
+        parts = []
+        for start in range(0, len(rows), self._together):
+            some = slice(start, start + self._together)
+            parts.append(
+                train(
+                    self.stack, rows[some], _cut(state, some), _cut(momentum, some), select(message, some), schedule, t,
+                    self._recorder,
+                )
+            )  # fmt: skip
+        means = {k: table(v, k) for v in (joined([p.running for p in parts]),) for k in v}
+        terms = {k: torch.cat([p.terms[k] for p in parts]).cpu() for k in parts[0].terms}
+        reply = self._reply(rows, state, message, t, means)
         if not everyone:
             _put(self.state, state, index)
             _put(self.momentum, momentum, index)
-        inverse = slice(None) if bool((order == torch.arange(len(order), device=self._device)).all()) else order
-        return Replies(list(clients), select(reply, inverse), {k: v[order].cpu() for k, v in trained.terms.items()})
+        replies = {}
+        for seed, ask in asks.items():
+            at = torch.tensor([bisect_left(rows, self._row[Key(seed, c)]) for c in ask.clients])
+            mine = slice(None) if torch.equal(at, torch.arange(len(rows))) else at
+            message = select(reply, mine if isinstance(mine, slice) else mine.to(self._device))
+            replies[seed] = Replies(list(ask.clients), message, {k: v[mine] for k, v in terms.items()})
+        return replies
+
+    def _message(self, asks: Mapping[int, Ask], rows: Sequence[int]) -> Message:
+        """What the clients of `rows` are sent, in this order."""
+        parts, places = [], []
+        for seed, ask in asks.items():
+            parts.append(expand(ask.down, len(ask.clients)) | ask.own)
+            places += [bisect_left(rows, self._row[Key(seed, c)]) for c in ask.clients]
+        back = torch.argsort(torch.tensor(places)).to(self._device)
+        if len(parts) == 1:
+            (ask,) = asks.values()
+            return expand(ask.down, len(rows)) | select(ask.own, back)
+        return select(joined(parts), back)
 
     def _reply(
         self, rows: Sequence[int], state: State, message: Message, t: int, running: dict[str, PerClass]
@@ -88,44 +134,61 @@ class Simulation:
         measured = class_means(self.stack, rows, state["model"], later, t, self.chunk) if later else {}
         return method.reply(Local(state, message, running | measured, self._counts(rows)))
 
-    def greet(self, clients: Sequence[int]) -> Replies:
-        """What clients reply before any training."""
-        rows = [self._row[c] for c in clients]
-        index = torch.tensor(rows, device=self._device)
-        return Replies(list(clients), self._reply(rows, _take(self.state, index), {}, 0, {}), {})
+    def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]:
+        """What clients reply before any training, by the seed of their federation."""
+        replies = {}
+        for seed, some in clients.items():
+            rows = [self._row[Key(seed, c)] for c in some]
+            index = torch.tensor(rows, device=self._device)
+            replies[seed] = Replies(list(some), self._reply(rows, _take(self.state, index), {}, 0, {}), {})
+        return replies
 
-    def evaluate(self, t: int, down: Message, own: Message, bank: PerClass | None, judge: Judge) -> Scores:
+    def evaluate_all(self, t: int, asks: Mapping[int, Ask], judge: Judge) -> dict[int, Scores]:
         """Every client after it has received what the server would send it next; nothing is kept of that."""
-        clients = [key.client for key in self.stack.keys]
-        order = torch.tensor(clients, device=self._device)
-        message = expand(down, len(clients)) | select(own, order)
-        state = self.stack.method.receive(self.state, message)
-        rows = range(len(clients))
-        shared = bank
-        if bank is None:
-            wanted = self.stack.method.embedding
-            local = class_means(self.stack, rows, self.stack.method.model(state), {wanted: "eval"}, t, self.chunk)
-            bank = prototypes.combine(local[wanted])
-        everywhere = expand({"bank": bank}, len(clients))["bank"]
-        assert isinstance(everywhere, PerClass)
+        method = self.stack.method
+        rows = range(len(self.stack.keys))
+        state = method.receive(self.state, self._message(asks, rows))
+        measured: PerClass | None = None
+        if any(ask.bank is None for ask in asks.values()):
+            wanted = method.embedding
+            measured = class_means(self.stack, rows, method.model(state), {wanted: "eval"}, t, self.chunk)[wanted]
+        banks = {}
+        for seed, ask in asks.items():
+            own = self.rows_of(seed)
+            banks[seed] = ask.bank
+            if measured is not None and ask.bank is None:
+                banks[seed] = prototypes.combine(PerClass(measured.values[own], measured.mask[own]))
+        per_row = [banks[key.seed] for key in self.stack.keys]
         found = evaluate(
             self.stack,
             self.test,
-            rows,
             state,
-            everywhere,
+            PerClass(
+                torch.stack([b.values for b in per_row if b is not None]),
+                torch.stack([b.mask for b in per_row if b is not None]),
+            ),
             chunk=self.chunk,
             classes=judge.proto_classes,
             sample=judge.silhouette,
             keep=SNAPSHOT if t in judge.snapshots else 0,
         )
-        kept = found.kept and replace(found.kept, client=order[found.kept.client], bank=shared)
-        return Scores({k: v[torch.argsort(order).cpu()] for k, v in found.accuracy.items()}, found.silhouette, kept)
+        return {seed: self._in_order(seed, one, asks[seed].bank) for seed, one in found.items()}
+
+    def _in_order(self, seed: int, found: Scores, bank: PerClass | None) -> Scores:
+        """Scores of a federation in the order of its clients' ids, not of the stack's rows."""
+        clients = torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
+        kept = found.kept and replace(found.kept, client=clients.to(self._device)[found.kept.client], bank=bank)
+        back = torch.argsort(clients)
+        return Scores({k: v[back] for k, v in found.accuracy.items()}, found.silhouette, kept)
 
     def _counts(self, rows: Sequence[int]) -> Tensor:
         labels, classes = self.stack.train.labels, self.stack.classes
         lists = self.stack.train.lists
         return torch.stack([torch.bincount(labels[torch.from_numpy(lists[r])], minlength=classes) for r in rows])
+
+
+def _cut(sets: Mapping[str, Weights], rows: slice) -> dict[str, Weights]:
+    return {name: {k: v[rows] for k, v in weights.items()} for name, weights in sets.items()}
 
 
 def _take(state: Mapping[str, Weights], rows: Tensor) -> dict[str, Weights]:

@@ -5,12 +5,45 @@ over clients. Convolution weights are [Q, kh, kw, Cin, Cout], so that the taps o
 with the patches needs no transpose. Linear weights are [Q, out, in], as in torch.
 """
 
-from typing import Any
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Precision = Literal["fp32", "tf32", "bf16"]
+_PRECISION: Precision = "fp32"
+# What the tensor cores are told. "tf32x3" splits each factor in two: as exact as float32 arithmetic, and faster.
+_DOT = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+_TRITON = importlib.util.find_spec("triton") is not None
+
+
+@contextmanager
+def precision(kind: Precision) -> Iterator[None]:
+    """How exactly float32 products are computed on a GPU: as float32, or with factors rounded to tf32 or bf16.
+
+    Weights, activations, statistics and sums are float32 in any case. Elsewhere than on a GPU it changes nothing.
+
+    >>> with precision("tf32"):
+    ...     linear(torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.zeros(1, 1)).item()
+    2.0
+    """
+    global _PRECISION
+    before, matmul = _PRECISION, torch.backends.cuda.matmul.allow_tf32
+    _PRECISION, torch.backends.cuda.matmul.allow_tf32 = kind, kind != "fp32"
+    try:
+        yield
+    finally:
+        _PRECISION, torch.backends.cuda.matmul.allow_tf32 = before, matmul
+
+
+def _on_kernels(x: Tensor) -> bool:
+    return _TRITON and x.is_cuda and x.dtype == torch.float32
+
 
 # Patches beyond this are built a few output rows at a time: on a CPU they then stay near the cache and are not paid
 # for with fresh pages of memory, on a GPU they do not fill it.
@@ -89,6 +122,9 @@ def conv2d(
     bottom = max(0, (out_h - 1) * stride + weight.shape[1] - height - top)
     right = max(0, (out_w - 1) * stride + weight.shape[2] - width - left)
     pad, out = (top, bottom, left, right), (out_h, out_w)
+    if _on_kernels(x) and min(x.shape[-1], weight.shape[-1]) >= _LEAST_CHANNELS:
+        fused: Tensor = _Direct.apply(x, weight, bias, stride, (top, left), out, _DOT[_PRECISION])  # type: ignore[no-untyped-call]
+        return fused
     y: Tensor = _Convolution.apply(x, weight, bias, stride, pad, out)  # type: ignore[no-untyped-call]
     return y
 
@@ -174,6 +210,46 @@ class _Convolution(torch.autograd.Function):
         return dx, None if dw is None else dw.view(weight.shape), db, None, None, None
 
 
+_LEAST_CHANNELS = 3  # below, patches and one product are as good as the kernels
+
+
+class _Direct(torch.autograd.Function):
+    """The same in kernels that read the image where a patch would have been copied from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        pad: tuple[int, int],
+        out: tuple[int, int],
+        dot: str,
+    ) -> Tensor:
+        from fedsap.models import kernels
+
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.stride, ctx.pad, ctx.dot = stride, pad, dot
+        return kernels.conv_forward(x, weight, bias, stride, pad, out, dot)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedsap.models import kernels
+
+        x, weight = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = kernels.conv_input_gradient(dy, weight, x.shape[2:4], ctx.stride, ctx.pad, ctx.dot)
+        if ctx.needs_input_grad[1]:
+            dw = kernels.conv_weight_gradient(x, dy, weight.shape[1:3], ctx.stride, ctx.pad, ctx.dot)
+        db = dy.sum((1, 2, 3)) if ctx.needs_input_grad[2] else None
+        return dx, dw, db, None, None, None, None
+
+
 def _patch_view(x: Tensor, kh: int, kw: int, stride: tuple[int, int], out: tuple[int, int]) -> Tensor:
     """x: [Q, B, H, W, C] -> [Q, B, H', W', kh, kw, C], without a copy."""
     windows = x.unfold(2, kh, stride[0])[:, :, : out[0]].unfold(3, kw, stride[1])[:, :, :, : out[1]]
@@ -222,10 +298,14 @@ def batch_norm(
     running_var: Tensor,
     *,
     train: bool,
+    add: Tensor | None = None,
+    relu: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
     """y = (x - mean) / sqrt(var + eps) * weight + bias, each client with its own statistics.
+
+    What follows in a residual network may be done along: `add` is added to y, then `relu` cuts it off at zero.
 
     With `train`, mean and (biased) var are those of the client's batch, over (B, H, W), and the running statistics move
     towards them in place: r <- (1 - momentum) r + momentum * s, with the unbiased variance n / (n - 1) var; where a
@@ -243,7 +323,13 @@ def batch_norm(
     flat = x.reshape(x.shape[0], -1, x.shape[-1])
     if not train:
         scale = weight * (running_var + eps).rsqrt()
-        return torch.addcmul((bias - running_mean * scale).unsqueeze(1), flat, scale.unsqueeze(1)).view(x.shape)
+        y = torch.addcmul((bias - running_mean * scale).unsqueeze(1), flat, scale.unsqueeze(1)).view(x.shape)
+        return _after(y, add, relu)
+    if _on_kernels(x):
+        fused: Tensor = _NormAddRelu.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, running_mean, running_var, add, relu, momentum, eps
+        )
+        return fused
     n = flat.shape[1]
     with torch.no_grad():
         mean = flat.mean(1)
@@ -251,8 +337,52 @@ def batch_norm(
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(var * (n / max(1, n - 1)), momentum)
     inv = (var + eps).rsqrt()
-    y: Tensor = _BatchNorm.apply(flat, weight, bias, mean, inv)  # type: ignore[no-untyped-call]
-    return y.view(x.shape)
+    y = _BatchNorm.apply(flat, weight, bias, mean, inv).view(x.shape)  # type: ignore[no-untyped-call]
+    return _after(y, add, relu)
+
+
+def _after(y: Tensor, add: Tensor | None, relu: bool) -> Tensor:
+    y = y if add is None else y + add
+    return F.relu(y) if relu else y
+
+
+class _NormAddRelu(torch.autograd.Function):
+    """`batch_norm` in training as one kernel each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        add: Tensor | None,
+        relu: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        from fedsap.models import kernels
+
+        x = x.contiguous()
+        flat = x.view(x.shape[0], -1, x.shape[-1])
+        added = None if add is None else add.contiguous().view(flat.shape)
+        y, kept_mean, inv = kernels.norm_forward(flat, weight, bias, mean, var, added, relu, momentum, eps)
+        ctx.save_for_backward(flat, y, weight, kept_mean, inv)
+        ctx.relu, ctx.add = relu, add is not None
+        return y.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedsap.models import kernels
+
+        x, y, weight, mean, inv = ctx.saved_tensors
+        dx, d_add, dw, db = kernels.norm_backward(
+            dy.contiguous().view(x.shape), x, y, weight, mean, inv, ctx.relu, ctx.add
+        )
+        d_add = None if d_add is None else d_add.view(dy.shape)
+        return dx.view(dy.shape), dw, db, None, None, d_add, None, None, None
 
 
 class _BatchNorm(torch.autograd.Function):

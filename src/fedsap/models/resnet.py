@@ -105,22 +105,23 @@ class ResNet18:
         train: bool = False,
         noise: Mapping[str, Tensor] | None = None,  # noqa: ARG002
     ) -> Features:
-        def conv(x: Tensor, name: str, norm: str, kernel: int, stride: int = 1) -> Tensor:
+        def conv(
+            x: Tensor, name: str, norm: str, kernel: int, stride: int = 1, add: Tensor | None = None, relu: bool = True
+        ) -> Tensor:
             x = layers.conv2d(x, weights[f"{name}.weight"], stride=stride, padding=kernel // 2, kernel=kernel)
             scale, shift, mean, var = (
                 weights[f"{norm}.{entry}"] for entry in ("weight", "bias", "running_mean", "running_var")
             )
-            return layers.batch_norm(x, scale, shift, mean, var, train=train)
+            return layers.batch_norm(x, scale, shift, mean, var, train=train, add=add, relu=relu)
 
-        x = F.relu(conv(self._picture(x), "conv1", "bn1", kernel=7, stride=2))
+        x = conv(self._picture(x), "conv1", "bn1", kernel=7, stride=2)
         x = layers.max_pool(x, 3, stride=2, padding=1)
         low = x
         for block, inputs, outputs, stride in _blocks():
-            y = F.relu(conv(x, f"{block}.conv1", f"{block}.bn1", kernel=3, stride=stride))
-            y = conv(y, f"{block}.conv2", f"{block}.bn2", kernel=3)
+            y = conv(x, f"{block}.conv1", f"{block}.bn1", kernel=3, stride=stride)
             if inputs != outputs:
-                x = conv(x, f"{block}.downsample.0", f"{block}.downsample.1", kernel=1, stride=stride)
-            x = F.relu(y + x)
+                x = conv(x, f"{block}.downsample.0", f"{block}.downsample.1", kernel=1, stride=stride, relu=False)
+            x = conv(y, f"{block}.conv2", f"{block}.bn2", kernel=3, add=x)
             low = x if block.startswith("layer1") else low
         h = x.mean((2, 3))
         return Features(h, self.head(weights, h), layers.flatten(low))

@@ -24,6 +24,15 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """One batch of R rows. samples: [R, B] into the images. draws: [R, B] each. noise: [R, B, *] each."""
+
+    samples: Tensor
+    draws: dict[str, Tensor]
+    noise: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class Block:
     """Consecutive batches of one size for the same rows of the stack.
 
@@ -38,6 +47,13 @@ class Block:
     @property
     def steps(self) -> int:
         return self.samples.shape[1]
+
+    def batch(self, step: int) -> Batch:
+        return Batch(
+            self.samples[:, step],
+            {k: v[:, step] for k, v in self.draws.items()},
+            {k: v[:, step] for k, v in self.noise.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +182,9 @@ def _block(plans: list[_Visit], active: Index, part: slice, size: int, data: Ima
     stacked: dict[str, Tensor] = {}
     for name in plans[0].arrays:
         joined = np.stack([plans[i].arrays[name][part] for i in active])
-        stacked[name] = torch.from_numpy(joined.reshape(len(active), -1, size, *joined.shape[2:])).to(device)
+        host = torch.from_numpy(joined.reshape(len(active), -1, size, *joined.shape[2:]))
+        # From pinned memory the host goes on while the device still works on what came before.
+        stacked[name] = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
     prefix = bool((active == np.arange(len(active))).all())
     return Block(
         slice(0, len(active)) if prefix else torch.from_numpy(active).to(device),

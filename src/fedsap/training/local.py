@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, select
 from fedsap.methods.method import Method, Pass, Phase, State, Step
+from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
 from fedsap.prototypes import class_sums, means
-from fedsap.training.feed import Block, Images, Key, Look, Rows, epoch
+from fedsap.training.feed import Batch, Block, Images, Key, Look, Rows, epoch
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Hyper:
     weight_decay: float = 0.0
     epochs: int = 1
     drop_last: bool = True
+    precision: layers.Precision = "fp32"
 
 
 @dataclass
@@ -67,12 +70,6 @@ class Stack:
         """Views of the weights without those that no pixel reaches, if these are weights of the network."""
         return self.network.live(weights) if self.network.head_names[0] in weights else weights
 
-    def picture(self, block: Block, step: int) -> tuple[Tensor, Tensor]:
-        """Batch `step` of a block: x [R, B, H, W, C], y [R, B]."""
-        samples = block.samples[:, step]
-        draws = {k: v[:, step] for k, v in block.draws.items()}
-        return self.look(self.train.images[samples], draws), self.train.labels[samples]
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -80,6 +77,31 @@ class Trained:
 
     running: dict[str, PerClass]  # class means taken along with the last epoch
     terms: dict[str, Tensor]  # [R] mean over the steps of each loss term
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that local training of R clients reads and changes, on the device."""
+
+    state: State  # without the weights that never meet data
+    momentum: Mapping[str, Weights]
+    down: Message
+    owned: Tensor
+    weight: Mapping[str, Tensor]  # the schedule of the round, tensors without axes
+    totals: dict[str, Tensor]  # [R] sums of the loss terms over the steps; a term enters with its first step
+    running: Sums
+
+
+class Recorder(Protocol):
+    """Keeps a `Work` in one place and plays blocks of steps on it faster than one operation after another."""
+
+    def load(
+        self, state: State, momentum: Mapping[str, Weights], down: Message, owned: Tensor, schedule: Mapping[str, float]
+    ) -> Work: ...
+
+    def play(self, work: Work, phase: int, block: Block, collect: Sequence[str]) -> None: ...
+
+    def store(self, state: State, momentum: Mapping[str, Weights]) -> None: ...
 
 
 def train(
@@ -90,6 +112,7 @@ def train(
     down: Message,
     schedule: Mapping[str, float],
     t: int,
+    recorder: Recorder | None = None,
 ) -> Trained:
     """One round of local training of the clients `rows`; `state`, `momentum` and `down` hold these R clients, in order.
 
@@ -99,33 +122,33 @@ def train(
     if not stack.hyper.weight_decay:  # with it, weights that never meet data shrink all the same
         state = {n: stack.live(w) for n, w in state.items()}
         momentum = {n: stack.live(w) for n, w in momentum.items()}
-    weight = {k: torch.tensor(v, dtype=stack.look.dtype, device=device) for k, v in schedule.items()}
-    names = [name for name, when in stack.method.passes().items() if when == "running"]
-    running = Sums(len(rows), stack.classes)
-    totals: dict[str, Tensor] = {}
-    steps = torch.zeros(len(rows), device=device)
     owned = stack.owned[torch.as_tensor(rows, device=device)]
+    if recorder is None:
+        weight = {k: torch.tensor(v, dtype=stack.look.dtype, device=device) for k, v in schedule.items()}
+        work = Work(state, momentum, down, owned, weight, {}, Sums(len(rows), stack.classes))
+    else:
+        work = recorder.load(state, momentum, down, owned, schedule)
+    names = [name for name, when in stack.method.passes().items() if when == "running"]
+    steps = torch.zeros(len(rows), device=device)
     phases = stack.method.phases()
     number = 0
-    for phase in phases:
-        epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
-        for e in range(epochs):
-            last = phase is phases[-1] and e == epochs - 1
-            for block in plan(stack, rows, t, number):
-                with Slice(state, momentum, block.rows) as part:
-                    view = Moment(phase, part.state, part.momentum, select(down, block.rows), owned[block.rows], weight)
-                    for s in range(block.steps):
-                        terms, out, y = one_step(stack, view, block, s)
-                        for name, value in terms.items():
-                            if name not in totals:
-                                totals[name] = torch.zeros(len(rows), dtype=value.dtype, device=device)
-                            totals[name][block.rows] += value
-                        if last and names:
-                            vectors = stack.method.represent(out)
-                            running.add(block.rows, {n: vectors[n] for n in names}, y)
+    with layers.precision(stack.hyper.precision):
+        for which, phase in enumerate(phases):
+            epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
+            for e in range(epochs):
+                collect = names if which == len(phases) - 1 and e == epochs - 1 else []
+                for block in plan(stack, rows, t, number):
+                    if recorder is not None and isinstance(block.rows, slice):
+                        recorder.play(work, which, block, collect)
+                    else:
+                        for s in range(block.steps):
+                            advance(stack, work, which, block.rows, block.batch(s), collect)
                     steps[block.rows] += block.steps
-            number += 1
-    return Trained(running.means(), {k: v / steps.clamp(min=1) for k, v in totals.items()})
+                number += 1
+    if recorder is not None:
+        recorder.store(state, momentum)
+    means = {k: PerClass(v.values[: len(rows)], v.mask[: len(rows)]) for k, v in work.running.means().items()}
+    return Trained(means, {k: v[: len(rows)] / steps.clamp(min=1) for k, v in work.totals.items()})
 
 
 def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
@@ -141,18 +164,6 @@ def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
         look=stack.look,
         noise=stack.network.noise,
     )
-
-
-@dataclass(frozen=True)
-class Moment:
-    """All that a step needs beside its batch."""
-
-    phase: Phase
-    state: State
-    momentum: Mapping[str, Weights]
-    down: Message
-    owned: Tensor
-    weight: Mapping[str, Tensor]
 
 
 class Slice:
@@ -184,11 +195,29 @@ def moving(network: Network, phase: Phase, weights: Weights) -> list[str]:
     return [k for k in names if (k in network.head_names) == (phase.part == "head")]
 
 
-def one_step(stack: Stack, at: Moment, block: Block, step: int) -> tuple[dict[str, Tensor], Features, Tensor]:
-    """Forward, loss, gradient and SGD on one batch of every client; each client's gradient is of its own loss only."""
-    x, y = stack.picture(block, step)
-    noise = {k: v[:, step].to(x) for k, v in block.noise.items()}
-    which = [(n, k) for n in at.phase.trains for k in moving(stack.network, at.phase, at.state[n])]
+def advance(stack: Stack, work: Work, phase: int, rows: Rows, batch: Batch, collect: Sequence[str]) -> None:
+    """Forward, loss, gradient and SGD on one batch of each of the rows; each client's gradient is of its own loss only.
+
+    `collect` names what the method represents that goes into the running class sums.
+    """
+    with Slice(work.state, work.momentum, rows) as part:
+        terms, out, y = _step(stack, stack.method.phases()[phase], part, work, rows, batch)
+    for name, value in terms.items():
+        if name not in work.totals:
+            work.totals[name] = value.new_zeros(len(work.owned))
+        work.totals[name][rows] += value
+    if collect:
+        vectors = stack.method.represent(out)
+        work.running.add(rows, {n: vectors[n] for n in collect}, y)
+
+
+def _step(
+    stack: Stack, phase: Phase, at: Slice, work: Work, rows: Rows, batch: Batch
+) -> tuple[dict[str, Tensor], Features, Tensor]:
+    x = stack.look(stack.train.images[batch.samples], batch.draws)
+    y = stack.train.labels[batch.samples]
+    noise = {k: v.to(x) for k, v in batch.noise.items()}
+    which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, at.state[n])]
     leaves = [at.state[n][k].detach().requires_grad_() for n, k in which]
     state = {n: dict(w) for n, w in at.state.items()}
     for (n, k), leaf in zip(which, leaves, strict=True):
@@ -199,17 +228,36 @@ def one_step(stack: Stack, at: Moment, block: Block, step: int) -> tuple[dict[st
 
     with torch.enable_grad():
         out = forward(state["model"])
-        terms = at.phase.loss(Step(y, out, at.down, at.owned, at.weight, state, forward, stack.live))
+        step = Step(y, out, select(work.down, rows), work.owned[rows], work.weight, state, forward, stack.live)
+        terms = phase.loss(step)
         grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
-    lr = stack.hyper.lr if at.phase.lr is None else at.phase.lr
-    with torch.no_grad():
-        values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
-        if stack.hyper.weight_decay:
-            grads = torch._foreach_add(grads, values, alpha=stack.hyper.weight_decay)
-        torch._foreach_mul_(moments, stack.hyper.momentum)
-        torch._foreach_add_(moments, grads)
-        torch._foreach_add_(values, moments, alpha=-lr)
+    values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
+    _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
     return {k: v.detach() for k, v in terms.items()}, out, y
+
+
+@torch.no_grad()
+def _descend(values: list[Tensor], grads: list[Tensor], moments: list[Tensor], lr: float, hyper: Hyper) -> None:
+    """m <- momentum m + g + decay w;  w <- w - lr m, as torch.optim.SGD has it."""
+    if values[0].is_cuda and hasattr(torch, "_fused_sgd_") and all(v.is_contiguous() for v in values):
+        torch._fused_sgd_(  # one pass over all three
+            values,
+            [g.contiguous() for g in grads],
+            moments,
+            weight_decay=hyper.weight_decay,
+            momentum=hyper.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+        return
+    if hyper.weight_decay:
+        grads = list(torch._foreach_add(grads, values, alpha=hyper.weight_decay))
+    torch._foreach_mul_(moments, hyper.momentum)
+    torch._foreach_add_(moments, grads)
+    torch._foreach_add_(values, moments, alpha=-lr)
 
 
 @torch.no_grad()
@@ -222,6 +270,14 @@ def class_means(
     training size; running statistics are left alone.
     """
     sums = Sums(len(rows), stack.classes)
+    with layers.precision(stack.hyper.precision):
+        _add_means(stack, rows, weights, wanted, t, chunk, sums)
+    return sums.means()
+
+
+def _add_means(
+    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, Pass], t: int, chunk: int, sums: Sums
+) -> None:
     still = [n for n, when in wanted.items() if when == "eval"]
     if still:
         for part, samples, valid in stack.train.chunks(rows, chunk):
@@ -245,8 +301,8 @@ def class_means(
         ):
             part_weights = {k: v[block.rows] for k, v in scratch.items()}
             for s in range(block.steps):
-                x, y = stack.picture(block, s)
-                noise = {k: v[:, s].to(x) for k, v in block.noise.items()}
+                batch = block.batch(s)
+                x = stack.look(stack.train.images[batch.samples], batch.draws)
+                noise = {k: v.to(x) for k, v in batch.noise.items()}
                 vectors = stack.method.represent(stack.network(part_weights, x, train=True, noise=noise))
-                sums.add(block.rows, {n: vectors[n] for n in moved}, y)
-    return sums.means()
+                sums.add(block.rows, {n: vectors[n] for n in moved}, stack.train.labels[batch.samples])

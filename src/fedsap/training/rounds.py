@@ -1,7 +1,7 @@
 """The round loop: the only place where server and clients meet, whatever executes the clients."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -35,14 +35,24 @@ class Judge:
     snapshots: Sequence[int] = ()  # rounds after which embeddings are kept, whether their turn to be evaluated or not
 
 
+@dataclass(frozen=True)
+class Ask:
+    """What a server wants of some of its clients: they all receive `down`, and each its row of `own`."""
+
+    down: Message
+    own: Message
+    clients: Sequence[int]
+    bank: PerClass | None = None  # for an evaluation: prototypes [C, d] to compare with
+
+
 class Clients(Protocol):
-    """Whatever runs the clients."""
+    """Whatever runs the clients, of one federation or of several with different seeds. Everything goes by seed."""
 
-    def train(self, t: int, down: Message, own: Message, clients: Sequence[int]) -> Replies: ...
+    def train_all(self, t: int, asks: Mapping[int, Ask]) -> dict[int, Replies]: ...
 
-    def greet(self, clients: Sequence[int]) -> Replies: ...
+    def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]: ...
 
-    def evaluate(self, t: int, down: Message, own: Message, bank: PerClass | None, judge: Judge) -> Scores: ...
+    def evaluate_all(self, t: int, asks: Mapping[int, Ask], judge: Judge) -> dict[int, Scores]: ...
 
 
 @dataclass(frozen=True)
@@ -91,29 +101,72 @@ def play(
     warm_start: bool = False,
 ) -> Iterator[Outcome]:
     """Rounds done+1 .. task.rounds, each yielded when it is over. `server` is the state after round `done`."""
+    servers = {seed: server}
+    for outcomes in play_all(
+        method, task, clients, servers=servers, done=done, presence=presence, judge=judge, warm_start=warm_start
+    ):
+        yield outcomes[seed]
+
+
+def play_all(
+    method: Method,
+    task: Task,
+    clients: Clients,
+    *,
+    servers: Mapping[int, Message | None],
+    done: int,
+    presence: Presence,
+    judge: Judge,
+    warm_start: bool = False,
+) -> Iterator[dict[int, Outcome]]:
+    """`play` for federations that differ in their seed only: they take each round together."""
     everyone = list(range(task.clients))
-    all_ids = torch.arange(task.clients)
-    if server is None:
-        server = method.begin(task, generator(seed, "server"))
-        if warm_start:
-            first = Round(0, generator(seed, "server", t=task.rounds + 1), all_ids)
-            server = method.combine(task, server, clients.greet(everyone).message, first)
+    ids = torch.arange(task.clients)
+    started = [seed for seed, server in servers.items() if server is None]
+    states = {s: method.begin(task, generator(s, "server")) if v is None else v for s, v in servers.items()}
+    if warm_start and started:
+        greetings = clients.greet_all(dict.fromkeys(started, everyone))
+        for seed in started:
+            first = Round(0, generator(seed, "server", t=task.rounds + 1), ids)
+            states[seed] = method.combine(task, states[seed], greetings[seed].message, first)
     for t in range(done + 1, task.rounds + 1):
-        asked, lost = presence.draw(seed, t, task.clients)
-        present = [c for c in asked if c not in lost]
-        ids = torch.tensor(present, dtype=torch.long)
-        shared, own = method.broadcast(server, t), method.address(server, t, ids)
-        replies = clients.train(t, shared, own, present) if present else Replies([], {}, {})
-        failed = replies.failed | dict.fromkeys(lost, "left out on purpose (train.failures)")
-        each = cost(shared)
-        down = [each + cost(select(own, torch.tensor(i))) for i in range(len(present))]
-        up = [cost(select(replies.message, torch.tensor(i))) for i in range(len(replies.clients))]
-        sound = all(bool(torch.isfinite(v).all()) for v in replies.terms.values())
-        if sound and replies.clients:
-            info = Round(t, generator(seed, "server", t=t), torch.tensor(replies.clients))
-            server = method.combine(task, server, replies.message, info)
-        scores = None
-        if sound and (t % judge.every == 0 or t == task.rounds or t in judge.snapshots):
-            next_down, next_own = method.broadcast(server, t + 1), method.address(server, t + 1, all_ids)
-            scores = clients.evaluate(t, next_down, next_own, method.bank(server), judge)
-        yield Outcome(t, server, replies.clients, failed, replies.terms, up, down, scores)
+        drawn = {seed: presence.draw(seed, t, task.clients) for seed in states}
+        asks = {seed: _ask(method, states[seed], t, asked, lost) for seed, (asked, lost) in drawn.items()}
+        present = {seed: ask for seed, ask in asks.items() if ask.clients}
+        replies = clients.train_all(t, present) if present else {}
+        outcomes = {}
+        for seed, (_, lost) in drawn.items():
+            reply = replies.get(seed, Replies([], {}, {}))
+            if _sound(reply) and reply.clients:
+                info = Round(t, generator(seed, "server", t=t), torch.tensor(reply.clients))
+                states[seed] = method.combine(task, states[seed], reply.message, info)
+            failed = reply.failed | dict.fromkeys(lost, "left out on purpose (train.failures)")
+            outcomes[seed] = _outcome(t, states[seed], asks[seed], reply, failed)
+        if all(_sound(o) for o in outcomes.values()) and (
+            t % judge.every == 0 or t == task.rounds or t in judge.snapshots
+        ):
+            views = {
+                seed: Ask(
+                    method.broadcast(server, t + 1), method.address(server, t + 1, ids), everyone, method.bank(server)
+                )
+                for seed, server in states.items()
+            }
+            scores = clients.evaluate_all(t, views, judge)
+            outcomes = {seed: replace(outcome, scores=scores[seed]) for seed, outcome in outcomes.items()}
+        yield outcomes
+
+
+def _ask(method: Method, server: Message, t: int, asked: Sequence[int], lost: Sequence[int]) -> Ask:
+    present = [c for c in asked if c not in lost]
+    return Ask(method.broadcast(server, t), method.address(server, t, torch.tensor(present, dtype=torch.long)), present)
+
+
+def _sound(said: Replies | Outcome) -> bool:
+    return all(bool(torch.isfinite(v).all()) for v in said.terms.values())
+
+
+def _outcome(t: int, server: Message, ask: Ask, reply: Replies, failed: dict[int, str]) -> Outcome:
+    each = cost(ask.down)
+    down = [each + cost(select(ask.own, torch.tensor(i))) for i in range(len(ask.clients))]
+    up = [cost(select(reply.message, torch.tensor(i))) for i in range(len(reply.clients))]
+    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, None)
