@@ -65,7 +65,7 @@ def images_at_once(stack: Stack, state: State) -> int:
         height, width = stack.train.images.shape[1:3]
         return max(1, 2**21 // (len(stack.keys) * int(height) * int(width)))
     room = free(device) // 8 // (len(stack.keys) * activation_bytes(stack, state))
-    return int(min(max(1, room), 2**13))
+    return int(min(max(1, room), 2**11))
 
 
 def free(device: torch.device) -> int:

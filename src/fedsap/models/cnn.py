@@ -72,8 +72,8 @@ class CNN:
         if drop and (noise is None or not self.noise.keys() <= noise.keys()):
             raise ValueError(f"training with dropout needs noise for {', '.join(self.noise)}: [Q, B, *shape], uniform")
         x = layers.conv2d(x, weights["conv1.weight"], weights["conv1.bias"])
-        x = F.relu(layers.max_pool(x, 2))
-        x = F.relu(layers.max_pool(layers.conv2d(x, weights["conv2.weight"], weights["conv2.bias"]), 2))
+        x = layers.pool_relu(x, 2)
+        x = layers.pool_relu(layers.conv2d(x, weights["conv2.weight"], weights["conv2.bias"]), 2)
         if drop and noise is not None:
             # A channel's mask is not negative, so it commutes with the pool and the ReLU, and here the map is smaller.
             x = layers.dropout(x, noise["conv2"][:, :, None, None, :], self.dropout)

@@ -6,7 +6,7 @@ with the patches needs no transpose. Linear weights are [Q, out, in], as in torc
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -41,8 +41,20 @@ def precision(kind: Precision) -> Iterator[None]:
         _PRECISION, torch.backends.cuda.matmul.allow_tf32 = before, matmul
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Are there kernels for this device and type, beside plain torch?"""
+    return _TRITON and device.type == "cuda" and dtype == torch.float32
+
+
+def compile_all(work: Callable[[], object]) -> None:
+    """Compiles at once the kernels that `work` would launch; nothing is launched, and what `work` computes is void."""
+    from fedsap.models import kernels
+
+    kernels.compile_all(work)
+
+
 def _on_kernels(x: Tensor) -> bool:
-    return _TRITON and x.is_cuda and x.dtype == torch.float32
+    return has_kernels(x.device, x.dtype)
 
 
 # Patches beyond this are built a few output rows at a time: on a CPU they then stay near the cache and are not paid
@@ -59,7 +71,37 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     >>> linear(x, weight, bias).shape
     torch.Size([2, 1, 4])
     """
+    if _on_kernels(x) and weight[0].numel() >= _LARGE_LINEAR:
+        y: Tensor = _Linear.apply(x, weight, bias, _DOT[_PRECISION])  # type: ignore[no-untyped-call]
+        return y
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+# From this size on, the gradient of the weights is worth a kernel: a batched product of this shape comes out slow.
+_LARGE_LINEAR = 2**18
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` with the gradient of its weights computed as that of a 1x1 convolution from dy to x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dot: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dot = dot
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedsap.models import kernels
+
+        x, weight = ctx.saved_tensors
+        dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            one, other = (v.contiguous()[:, :, None, None] for v in (dy, x))
+            dw = kernels.conv_weight_gradient(one, other, (1, 1), 1, (0, 0), ctx.dot).view(weight.shape)
+        return dx, dw, dy.sum(1) if ctx.needs_input_grad[2] else None, None
 
 
 def live_taps(size: int, kernel: int, stride: int, padding: int) -> slice:
@@ -122,7 +164,7 @@ def conv2d(
     bottom = max(0, (out_h - 1) * stride + weight.shape[1] - height - top)
     right = max(0, (out_w - 1) * stride + weight.shape[2] - width - left)
     pad, out = (top, bottom, left, right), (out_h, out_w)
-    if _on_kernels(x) and min(x.shape[-1], weight.shape[-1]) >= _LEAST_CHANNELS:
+    if _on_kernels(x):
         fused: Tensor = _Direct.apply(x, weight, bias, stride, (top, left), out, _DOT[_PRECISION])  # type: ignore[no-untyped-call]
         return fused
     y: Tensor = _Convolution.apply(x, weight, bias, stride, pad, out)  # type: ignore[no-untyped-call]
@@ -210,9 +252,6 @@ class _Convolution(torch.autograd.Function):
         return dx, None if dw is None else dw.view(weight.shape), db, None, None, None
 
 
-_LEAST_CHANNELS = 3  # below, patches and one product are as good as the kernels
-
-
 class _Direct(torch.autograd.Function):
     """The same in kernels that read the image where a patch would have been copied from it."""
 
@@ -230,6 +269,8 @@ class _Direct(torch.autograd.Function):
         from fedsap.models import kernels
 
         x = x.contiguous()
+        if weight.stride()[3:] != (weight.shape[4], 1):
+            weight = weight.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.stride, ctx.pad, ctx.dot = stride, pad, dot
         return kernels.conv_forward(x, weight, bias, stride, pad, out, dot)
@@ -325,6 +366,8 @@ def batch_norm(
         scale = weight * (running_var + eps).rsqrt()
         y = torch.addcmul((bias - running_mean * scale).unsqueeze(1), flat, scale.unsqueeze(1)).view(x.shape)
         return _after(y, add, relu)
+    if len(x) > 1 and running_mean.stride(0) == 0:  # one network for all clients: no client moves its statistics
+        running_mean, running_var = running_mean.contiguous(), running_var.contiguous()
     if _on_kernels(x):
         fused: Tensor = _NormAddRelu.apply(  # type: ignore[no-untyped-call]
             x, weight, bias, running_mean, running_var, add, relu, momentum, eps
@@ -411,6 +454,44 @@ class _BatchNorm(torch.autograd.Function):
             dx = centred.mul_((-scale * inv * dw / n).unsqueeze(1)).addcmul_(dy, scale.unsqueeze(1))
             dx.sub_((scale * db / n).unsqueeze(1))
         return dx, dw, db, None, None
+
+
+def pool_relu(x: Tensor, size: int) -> Tensor:
+    """ReLU of the largest value of each window of size x size, windows side by side.
+
+    x: [Q, B, H, W, C]. Returns [Q, B, H // size, W // size, C].
+
+    >>> pool_relu(torch.tensor([-1.0, -2.0, 3.0, 4.0]).view(1, 1, 2, 2, 1), 2).flatten()
+    tensor([4.])
+    """
+    if _on_kernels(x):
+        y: Tensor = _PoolRelu.apply(x, size)  # type: ignore[no-untyped-call]
+        return y
+    return F.relu(max_pool(x, size))
+
+
+class _PoolRelu(torch.autograd.Function):
+    """`pool_relu` as one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        from fedsap.models import kernels
+
+        x = x.contiguous()
+        y = kernels.pool_forward(x.flatten(0, 1), size)
+        y = y.view(*x.shape[:2], *y.shape[1:])
+        ctx.save_for_backward(x, y)
+        ctx.size = size
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedsap.models import kernels
+
+        x, y = ctx.saved_tensors
+        dx = kernels.pool_backward(dy.contiguous().flatten(0, 1), x.flatten(0, 1), y.flatten(0, 1), ctx.size)
+        return dx.view(x.shape), None
 
 
 def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:

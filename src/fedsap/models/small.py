@@ -68,9 +68,9 @@ class Small:
         noise: Mapping[str, Tensor] | None = None,  # noqa: ARG002
     ) -> Features:
         x = layers.conv2d(x, weights["conv1.weight"], weights["conv1.bias"], padding=1, kernel=3)
-        early = layers.max_pool(F.relu(x), 2)
+        early = layers.pool_relu(x, 2)
         x = layers.conv2d(early, weights["conv2.weight"], weights["conv2.bias"], padding=1, kernel=3)
-        x = layers.flatten(layers.max_pool(F.relu(x), 2))
+        x = layers.flatten(layers.pool_relu(x, 2))
         h = layers.linear(x, weights["fc1.weight"], weights["fc1.bias"])
         h = F.relu(h) if self.embedding == "relu" else h
         return Features(h, self.head(weights, h), layers.flatten(early))

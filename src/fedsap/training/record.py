@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedsap.message import Entry, Message, PerClass
 from fedsap.methods.method import State
-from fedsap.models.network import Weights
+from fedsap.models import layers
+from fedsap.models.network import Features, Weights
 from fedsap.training.feed import Batch, Block
 from fedsap.training.local import Stack, Sums, Work, advance
 
@@ -83,6 +84,7 @@ class Graphs:
         self._stream = torch.cuda.Stream(stack.owned.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._records = True
+        self._prepared: set[int] = set()
         self._rows = 0
 
     def load(
@@ -129,6 +131,7 @@ class Graphs:
         recording.fill(block)
         done = 0
         if recording.graph is None:
+            self._prepare(block.rows, block.samples.shape[2])
             # The first step runs as it is: it fills caches, compiles kernels and brings in the names of the loss terms.
             advance(self._stack, work, phase, block.rows, recording.next(), collect)
             done = 1
@@ -139,6 +142,32 @@ class Graphs:
                 advance(self._stack, work, phase, block.rows, recording.next(), collect)
             else:
                 recording.graph.replay()
+
+    def _prepare(self, rows: slice, batch: int) -> None:
+        """Compiles the kernels of a step of this shape, and of an evaluation, all at once: one by one takes long."""
+        stack = self._stack
+        if rows.stop in self._prepared or not layers.has_kernels(stack.owned.device, stack.look.dtype):
+            return
+        self._prepared.add(rows.stop)
+        fixed = {k: self._state["model"][k][rows].clone() for k in stack.network.buffers}
+        trained = {
+            k: v[rows].detach().requires_grad_()
+            for k, v in self._state["model"].items()
+            if k not in stack.network.buffers
+        }
+
+        def look(size: int, train: bool) -> Features:
+            images = stack.train.images.new_zeros(rows.stop, size, *stack.train.images.shape[1:])
+            noise = {k: images.new_zeros(*images.shape[:2], *s).float() for k, s in stack.network.noise.items()}
+            return stack.network(trained | fixed, stack.look(images), train=train, noise=noise)
+
+        def work() -> None:
+            with torch.enable_grad():
+                out = look(batch, train=True)
+                torch.autograd.grad(out.logits.sum() + out.h.sum(), list(trained.values()), allow_unused=True)
+            look(64, train=False)
+
+        layers.compile_all(work)
 
     def _record(
         self, work: Work, phase: int, rows: slice, recording: Recording, collect: Sequence[str]
@@ -183,7 +212,9 @@ class Graphs:
         """Copies rows to their place; what is the same for all rows takes the room of one."""
         same = value.stride(0) == 0
         if place is None or place.shape[1:] != value.shape[1:] or (place.stride(0) == 0) != same:
-            self._recordings.clear()  # they know the old place
+            if place is not None:  # the recordings know the old one
+                self._recordings.clear()
+                self._pool = torch.cuda.graph_pool_handle()
             one = value.new_zeros(1 if same else self._most, *value.shape[1:])
             place = one.expand(self._most, *value.shape[1:]) if same else one
         (place[:1] if same else place[: self._rows]).copy_(value[:1] if same else value)
