@@ -158,11 +158,22 @@ def test_doctor_names_versions_and_data():
 
 
 def test_bench_compares_the_same_job():
-    done = fedsap("bench", "--repeat", 1, "--json")
+    done = fedsap("bench", "--repeat", 1, "--clients", 3, "--clients", 7, "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [(r["clients"], r["way"]) for r in rows] == [(q, w) for q in (3, 7) for w in ("plain loop", "stack fp32")]
+    for row in rows:
+        assert row["difference"] is None or row["difference"] < 1e-5
+        assert row["ms"] > 0
+        assert row["ratio"] == 1 or row["way"] != "plain loop"
+
+
+def test_bench_of_a_run_accounts_for_its_time():
+    done = fedsap("bench", "run", "--set", "train.rounds=3", "--method", "fedsap", "--json")
     found = json.loads(done.stdout)
-    assert found["clients"] == 20
-    assert found["difference"] < 1e-5
-    assert found["ratio"] > 0
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+    assert {"loading", "training", "prototypes", "evaluation", "checkpoints"} <= found["parts"].keys()
+    assert min(found["parts"].values()) >= 0
+    assert found["methods"][0]["rounds"] == 3
 
 
 def test_report_of_a_finished_run(tmp_path):

@@ -267,25 +267,43 @@ def ui(
 @app.command()
 @_mending
 def bench(
-    config: ConfigFile = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[run] [CONFIG.toml]", help="'run': a whole run, part by part.")
+    ] = None,
     sets: Set = None,
+    method: Methods = None,
+    seed: Seeds = None,
     data: DataRoot = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds to time each way; the median counts.")] = 5,
+    clients: Annotated[
+        list[int] | None, typer.Option("--clients", min=1, help="Clients; may be repeated. 20; on a GPU 1 to 200.")
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Times to measure each way; the median counts.")] = 5,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it to this .png or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time a round of all clients as one stack against a plain PyTorch loop over them, in this process."""
-    from fedsap.bench import compare
+    """Time steps of all clients as one stack against a plain PyTorch loop over them, or a whole run by its parts."""
+    import torch
 
-    found = compare(_configs(config, sets, None, None, data)[0], repeat)
+    from fedsap import bench as benchmark
+
+    words = list(words or [])
+    if words and words[0] == "run":
+        given = [w for option, values in (("--set", sets), ("--method", method), ("--seed", seed)) for v in values or []
+                 for w in (option, str(v))]  # fmt: skip
+        found = benchmark.whole([*words[1:], *given, *(["--data", str(data)] if data else [])])
+        typer.echo(json.dumps(found) if as_json else show.parts(found))
+        return
+    if len(words) > 1:
+        raise UserError(f"bench: got '{words[1]}', takes run, or one configuration file")
+    config = _configs(Path(words[0]) if words else None, sets, method, seed, data)[0]
+    many = torch.cuda.is_available() and config.device != "cpu"
+    found = benchmark.compare(config, clients or ([1, 5, 20, 60, 200] if many else [20]), repeat)
+    if plot:
+        benchmark.draw(found, plot)
     if as_json:
         typer.echo(json.dumps(found))
-        return
-    typer.echo(
-        f"{found['clients']} clients, {found['steps']} client steps a round, "
-        f"{found['device']}, {found['threads']} threads\n"
-        f"plain loop {1000 * found['loop_seconds']:.1f} ms   stack {1000 * found['stack_seconds']:.1f} ms   "
-        f"ratio {found['ratio']:.1f}x   (relative difference of weights after a round: {found['difference']:.1e})"
-    )
+    else:
+        Console().print(show.steps(found))
 
 
 @app.command()

@@ -4,6 +4,8 @@ It does the same job as `fedsap.training.local` in the simplest terms, for peopl
 without the client axis, and for `fedsap bench`, which times the one against the other.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -90,28 +92,48 @@ class ResNet18Net(nn.Module):
 NETWORKS: dict[str, type[nn.Module]] = {"small": SmallNet, "cnn": CNNNet, "resnet18": ResNet18Net}
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What FedSAP's local training is told."""
+
+    lr: float
+    momentum: float
+    align: float
+    proxy: float
+    scale: float
+
+
 def local_round(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
     batches: list[Tensor],
     bank: dict[int, Tensor],
-    *,
-    lr: float,
-    momentum: float,
-    align: float,
-    proxy: float,
-    scale: float,
+    settings: Settings,
 ) -> dict[int, Tensor]:
     """One round of FedSAP on one client; its prototypes, by class.
 
     images: [N, C, H, W] floats, labels: [N], batches: indices of each mini-batch, bank: the prototype [d] of each
     class.
+    """
+    local_steps(model, images, labels, batches, bank, settings)
+    return prototypes(model, images, labels)
 
-        L = CE(logits, y) + align * MSE(h, bank[y]) + proxy * CE(scale * cos(h, bank), y)
+
+def local_steps(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    batches: list[Tensor],
+    bank: dict[int, Tensor],
+    settings: Settings,
+) -> None:
+    """The training in it:
+
+    L = CE(logits, y) + align * MSE(h, bank[y]) + proxy * CE(scale * cos(h, bank), y)
     """
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    optimiser = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     order = sorted(bank)
     proxies = F.normalize(torch.stack([bank[c] for c in order]), dim=1) if bank else None
     place = {c: i for i, c in enumerate(order)}
@@ -121,17 +143,21 @@ def local_round(
         loss = F.cross_entropy(logits, y)
         if proxies is not None:
             target = torch.stack([bank.get(c, v.detach()) for c, v in zip(y.tolist(), h, strict=True)])
-            loss = loss + align * F.mse_loss(h, target)
-            known = torch.tensor([c in bank for c in y.tolist()])
-            where = torch.tensor([place[c] for c in y.tolist() if c in bank])
+            loss = loss + settings.align * F.mse_loss(h, target)
+            known = torch.tensor([c in bank for c in y.tolist()], device=y.device)
+            where = torch.tensor([place[c] for c in y.tolist() if c in bank], device=y.device)
             cosines = F.normalize(h[known], dim=1) @ proxies.T
-            loss = loss + proxy * F.cross_entropy(scale * cosines, where, reduction="sum") / len(y)
+            loss = loss + settings.proxy * F.cross_entropy(settings.scale * cosines, where, reduction="sum") / len(y)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+
+
+@torch.no_grad()
+def prototypes(model: nn.Module, images: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    """The mean embedding of each class."""
     model.eval()
-    with torch.no_grad():
-        h, _ = model(images)
+    h, _ = model(images)
     return {c: h[labels == c].mean(0) for c in sorted(set(labels.tolist()))}
 
 

@@ -7,6 +7,7 @@ metrics.jsonl     one line per round, appended as it ends
 checkpoint.safetensors   the state after some round; replaced in one step
 snapshots/        embeddings after the rounds that eval.snapshots names
 result.json       what the run came to, written at its end
+timing.json       seconds of this run by what they went into, since it was last taken up
 """
 
 import contextlib
@@ -161,6 +162,7 @@ def execute_all(
         return [r for r in results if r is not None]
     torch.set_float32_matmul_precision("highest")
     config = runs[0].config
+    began = time.monotonic()
     federation = build_federation([one.config for one in runs], data)
     by_seed = {one.config.seed: one for one in runs}
     servers: dict[int, Message | None] = {}
@@ -174,6 +176,8 @@ def execute_all(
             write(one.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
             write(one.folder / "config.json", json.dumps(_decisive(one.config), indent=1))
         rows[seed] = one.cut(last)
+    loading = time.monotonic() - began
+    writing = 0.0
     saved = began = time.monotonic()
     with contextlib.ExitStack() as files:
         logs = {}
@@ -209,11 +213,14 @@ def execute_all(
             if over or stopping or now - saved >= config.train.checkpoint:
                 _save(federation, {by_seed[seed]: o for seed, o in outcomes.items()})
                 saved = time.monotonic()
+                writing += saved - now
             if stopping and not over:
                 raise Stopped(f"stopped after round {outcome.t}")
     for seed, one in by_seed.items():
         result = summary(one.config, federation.partitions[seed].hash, rows[seed])
         write(one.folder / "result.json", json.dumps(result))
+        spent = {"loading": loading, **federation.clients.spent, "checkpoints": writing}
+        write(one.folder / "timing.json", json.dumps({k: round(v / len(runs), 4) for k, v in spent.items()}))
     return [one.result or {} for one in runs]
 
 

@@ -70,6 +70,42 @@ def results(entries: Sequence[Entry]) -> Table:
     return table
 
 
+def steps(found: Row) -> Table:
+    """The table of `fedsap bench`."""
+    table = Table(
+        title=f"{found['model']}, {found['dataset']}, batch {found['batch']}, {found['device']}, "
+        f"{found['threads']} threads, torch {found['torch']}",
+        caption="ms: a step of all clients; floor: the time to move all weights that meet data as often as a step must",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("clients", "way", "ms", "ratio", "client steps/s", "of the floor", "memory"):
+        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
+    for row in found["rows"]:
+        memory = "-" if row["memory"] is None else f"{row['memory'] / 1e9:.1f} GB"
+        table.add_row(
+            str(row["clients"]), row["way"], f"{row['ms']:.2f}", f"{row['ratio']:.1f}x",
+            f"{row['client_steps_per_second']:,.0f}", f"{100 * row['share_of_floor']:.0f}%", memory,
+        )  # fmt: skip
+    return table
+
+
+def parts(found: Row) -> str:
+    """What `fedsap bench run` says.
+
+    >>> print(parts({"seconds": 3.0, "parts": {"training": 2.0, "everything else": 1.0}}))
+    3.00 s from the start of the process to results on disk
+      training           2.00 s   67%
+      everything else    1.00 s   33%
+    """
+    lines = [f"{found['seconds']:.2f} s from the start of the process to results on disk"]
+    for name, seconds in found["parts"].items():
+        lines.append(f"  {name:<16}{seconds:7.2f} s {100 * seconds / found['seconds']:4.0f}%")
+    return "\n".join(lines)
+
+
 class Progressing:
     """Follows the rounds of `runs` runs that go together: a live line in a terminal, a plain line per evaluation
     elsewhere. What it shows are means over their clients."""

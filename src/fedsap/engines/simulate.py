@@ -1,5 +1,6 @@
 """A federation's clients in this process, trained together as one stack."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ class Simulation:
     together: int = 0
     state: State = field(default_factory=dict)
     momentum: dict[str, Weights] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
 
     def __post_init__(self) -> None:
         self._row = {key: row for row, key in enumerate(self.stack.keys)}
@@ -90,6 +92,7 @@ class Simulation:
             for weights in momentum.values():
                 torch._foreach_zero_(list(weights.values()))
         schedule = self.stack.method.schedule(t, self.task.rounds)
+        began = time.perf_counter()
         parts = []
         for start in range(0, len(rows), self._together):
             some = slice(start, start + self._together)
@@ -101,7 +104,9 @@ class Simulation:
             )  # fmt: skip
         means = {k: table(v, k) for v in (joined([p.running for p in parts]),) for k in v}
         terms = {k: torch.cat([p.terms[k] for p in parts]).cpu() for k in parts[0].terms}
+        began = self._note("training", began)
         reply = self._reply(rows, state, message, t, means)
+        self._note("prototypes", began)
         if not everyone:
             _put(self.state, state, index)
             _put(self.momentum, momentum, index)
@@ -146,6 +151,7 @@ class Simulation:
     def evaluate_all(self, t: int, asks: Mapping[int, Ask], judge: Judge) -> dict[int, Scores]:
         """Every client after it has received what the server would send it next; nothing is kept of that."""
         method = self.stack.method
+        began = time.perf_counter()
         rows = range(len(self.stack.keys))
         state = method.receive(self.state, self._message(asks, rows))
         measured: PerClass | None = None
@@ -172,7 +178,15 @@ class Simulation:
             sample=judge.silhouette,
             keep=SNAPSHOT if t in judge.snapshots else 0,
         )
+        self._note("evaluation", began)
         return {seed: self._in_order(seed, one, asks[seed].bank) for seed, one in found.items()}
+
+    def _note(self, what: str, began: float) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self.spent[what] = self.spent.get(what, 0.0) + now - began
+        return now
 
     def _in_order(self, seed: int, found: Scores, bank: PerClass | None) -> Scores:
         """Scores of a federation in the order of its clients' ids, not of the stack's rows."""
