@@ -30,7 +30,18 @@ def data(rng, sizes, classes, side, channels):
 
 
 def pair(
-    method, name, *, sizes=(19, 40, 33, 5), dtype=torch.float64, epochs=1, momentum=0.5, rounds=3, network=None, lr=0.05
+    method,
+    name,
+    *,
+    sizes=(19, 40, 33, 5),
+    dtype=torch.float64,
+    epochs=1,
+    momentum=0.5,
+    rounds=3,
+    network=None,
+    lr=0.05,
+    device="cpu",
+    together=0,
 ):
     """(Simulation, oracle models, oracle images, oracle labels, test images of the oracle)."""
     rng = np.random.default_rng(3)
@@ -49,15 +60,15 @@ def pair(
     stack = Stack(
         network,
         method,
-        Images.of(split, [lists[c] for c in order], torch.device("cpu")),
+        Images.of(split, [lists[c] for c in order], torch.device(device)),
         tuple(Key(SEED, c) for c in order),
-        owned[order],
+        owned[order].to(device),
         look,
         Hyper(batch=8, lr=lr, momentum=momentum, epochs=epochs),
     )
-    test = Images.of(tests, [test_lists[c] for c in order], torch.device("cpu"))
+    test = Images.of(tests, [test_lists[c] for c in order], torch.device(device))
     task = Task(network, classes, len(sizes), rounds)
-    simulation = Simulation(stack, test, task, chunk=7)
+    simulation = Simulation(stack, test, task, chunk=7, together=together)
     models = []
     for c in range(len(sizes)):
         plain = oracle.Small(classes, channels, side) if name == "small" else oracle.ResNet18(classes)

@@ -52,7 +52,7 @@ class Simulation:
         rows = len(self.stack.keys)
         self.chunk = self.chunk or memory.images_at_once(self.stack, self.state)
         self._together = min(rows, self.together or memory.rows_at_once(self.stack, self.state, trained))
-        self._recorder = Graphs(self.stack, self._together) if self._device.type == "cuda" else None
+        self.recorder = Graphs(self.stack, self._together) if self._device.type == "cuda" else None
 
     def rows_of(self, seed: int) -> Tensor:
         """Where the clients of a federation stand in the stack."""
@@ -99,7 +99,7 @@ class Simulation:
             parts.append(
                 train(
                     self.stack, rows[some], _cut(state, some), _cut(momentum, some), select(message, some), schedule, t,
-                    self._recorder,
+                    self.recorder,
                 )
             )  # fmt: skip
         means = {k: table(v, k) for v in (joined([p.running for p in parts]),) for k in v}

@@ -87,6 +87,11 @@ class Graphs:
         self._prepared: set[int] = set()
         self._rows = 0
 
+    @property
+    def recordings(self) -> int:
+        """How many shapes of a step are recorded."""
+        return sum(one.graph is not None for one in self._recordings.values())
+
     def load(
         self, state: State, momentum: Mapping[str, Weights], down: Message, owned: Tensor, schedule: Mapping[str, float]
     ) -> Work:
