@@ -155,8 +155,9 @@ def _loop(
     known = {c: protos.values[c] for c in protos.mask.nonzero().flatten().tolist()}
 
     def job() -> None:
-        for model, (x, y, batches) in zip(models, pictures, strict=True):
-            plain.local_steps(model, x, y, batches, known, settings)
+        with torch.backends.cudnn.flags(allow_tf32=False):  # the same arithmetic as the stack's
+            for model, (x, y, batches) in zip(models, pictures, strict=True):
+                plain.local_steps(model, x, y, batches, known, settings)
 
     return job
 
@@ -173,10 +174,11 @@ def _graphs(
         index, step = torch.stack(batches), torch.zeros(1, dtype=torch.long, device=x.device)
         weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         moments = [torch.zeros_like(p) for p in weights]
-        graphs.append((_recorded(model.train(), weights, moments, x, y, index, step, target, there, settings), step))
+        graph = _recorded(model.train(), weights, moments, x, y, index, step, target, there, settings)
+        graphs.append((graph, step, (model, moments, x, y, index, bank)))  # a graph does not keep what it reads
 
     def job() -> None:
-        for graph, step in graphs:
+        for graph, step, _ in graphs:
             step.zero_()
             for _ in range(steps):
                 graph.replay()
@@ -217,7 +219,7 @@ def _recorded(
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     step.zero_()
-    with torch.cuda.graph(graph):
+    with torch.backends.cudnn.flags(allow_tf32=False), torch.cuda.graph(graph):
         once()
     return graph
 

@@ -91,7 +91,7 @@ def test_one_step_of_resnet_is_as_exact_as_float32():
         leaves = {k: v.requires_grad_() for k, v in weights.items() if k not in network.buffers}
         out = network(weights | leaves, x.to(device, dtype), train=True)
         gradients = torch.autograd.grad(out.h.square().sum() + out.logits.sum(), list(leaves.values()))
-        found[name] = {"h": out.h, **dict(zip(leaves, gradients, strict=True))}
+        found[name] = {"h": out.h.detach(), **dict(zip(leaves, gradients, strict=True))}
 
     def gap(name):
         exact = found["exact"]
@@ -115,7 +115,7 @@ def test_torchvisions_resnet_gives_the_same():
     network = ResNet18(10, (64, 64, 3))
     weights = {k: v[None].cuda() for k, v in network.load({k: v.cpu() for k, v in theirs.state_dict().items()}).items()}
     x = torch.randn(5, 3, 64, 64, device="cuda")
-    with torch.no_grad():
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
         mine = network(weights, x.permute(0, 2, 3, 1)[None]).logits[0]
         assert torch.allclose(mine, theirs(x), atol=1e-4, rtol=1e-4)
     assert resnet.ResNet18(100, (32, 32, 3)).dim == 512

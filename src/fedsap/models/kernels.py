@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA: convolution without patches, and BatchNorm with what surrounds it in one pass.
+"""Triton kernels for CUDA: convolution without patches; BatchNorm with what surrounds it, pooling and SGD in one pass.
 
 Each has a twin in plain torch in `layers`, which is what runs elsewhere and what the tests compare with.
 Reductions go through the same order in every launch, so that a run repeats to the bit.
@@ -407,6 +407,17 @@ def _pool_backward(dy, x, y, dx, TOTAL, H, W, OH, OW, C: tl.constexpr, SIZE: tl.
             g = tl.where(here, 0.0, g)
 
 
+@triton.jit
+def _descend(w, g, m, TOTAL, lr, momentum, decay, BLOCK: tl.constexpr):
+    """m <- momentum m + g + decay w;  w <- w - lr m."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < TOTAL
+    weight = tl.load(w + at, mask=inside)
+    moment = momentum * tl.load(m + at, mask=inside) + tl.load(g + at, mask=inside) + decay * weight
+    tl.store(m + at, moment, mask=inside)
+    tl.store(w + at, weight - lr * moment, mask=inside)
+
+
 @dataclass(frozen=True)
 class Tile:
     """How a product of [M, K] and [K, N] is cut up."""
@@ -723,3 +734,9 @@ def pool_backward(dy: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:
     grid = (triton.cdiv(y.numel(), 1024),)
     _launch(_pool_backward, grid, dy, x, y, dx, y.numel(), h, w, h // size, w // size, C=c, SIZE=size, BLOCK=1024)
     return dx
+
+
+def descend(w: Tensor, g: Tensor, m: Tensor, lr: float, momentum: float, decay: float) -> None:
+    """A step of SGD in one pass over weights, gradient and momentum, all contiguous; w and m change in place."""
+    grid = (triton.cdiv(w.numel(), 2048),)
+    _launch(_descend, grid, w, g, m, w.numel(), lr, momentum, decay, BLOCK=2048, num_warps=8)

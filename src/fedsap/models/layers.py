@@ -53,6 +53,13 @@ def compile_all(work: Callable[[], object]) -> None:
     kernels.compile_all(work)
 
 
+def descend(w: Tensor, g: Tensor, m: Tensor, lr: float, momentum: float, decay: float) -> None:
+    """m <- momentum m + g + decay w;  w <- w - lr m, in place and in one pass; only where `has_kernels`."""
+    from fedsap.models import kernels
+
+    kernels.descend(w, g, m, lr, momentum, decay)
+
+
 def _on_kernels(x: Tensor) -> bool:
     return has_kernels(x.device, x.dtype)
 

@@ -236,23 +236,21 @@ def _step(
     return {k: v.detach() for k, v in terms.items()}, out, y
 
 
+LARGE = 2**16  # from this size on a tensor is worth a pass of its own
+
+
 @torch.no_grad()
 def _descend(values: list[Tensor], grads: list[Tensor], moments: list[Tensor], lr: float, hyper: Hyper) -> None:
     """m <- momentum m + g + decay w;  w <- w - lr m, as torch.optim.SGD has it."""
-    if values[0].is_cuda and hasattr(torch, "_fused_sgd_") and all(v.is_contiguous() for v in values):
-        torch._fused_sgd_(  # one pass over all three
-            values,
-            [g.contiguous() for g in grads],
-            moments,
-            weight_decay=hyper.weight_decay,
-            momentum=hyper.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-        return
+    small = list(range(len(values)))
+    if layers.has_kernels(values[0].device, values[0].dtype):
+        large = [i for i in small if values[i].numel() >= LARGE and values[i].is_contiguous()]
+        for i in large:
+            layers.descend(values[i], grads[i].contiguous(), moments[i], lr, hyper.momentum, hyper.weight_decay)
+        small = [i for i in small if i not in large]
+        values, grads, moments = ([some[i] for i in small] for some in (values, grads, moments))
+        if not values:
+            return
     if hyper.weight_decay:
         grads = list(torch._foreach_add(grads, values, alpha=hyper.weight_decay))
     torch._foreach_mul_(moments, hyper.momentum)
