@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsap.message import PerClass, cost, expand, flatten, pack, restore, select, stacked, table, tensor
+from fedsap.message import PerClass, cost, expand, flatten, joined, pack, restore, select, table, tensor
 
 
 def message():
@@ -36,9 +36,10 @@ def test_flatten_and_restore():
     assert torch.equal(tensor(again, "w"), torch.ones(3, 2))
 
 
-def test_stacked_then_selected_is_the_original():
-    both = stacked([message(), message()])
-    one = select(both, torch.tensor(1))
+def test_joined_then_selected_is_the_original():
+    both = joined([expand(message(), 2), expand(message(), 1)])
+    assert tensor(both, "w").shape == (3, 3, 2)
+    one = select(both, torch.tensor(2))
     assert torch.equal(table(one, "proto").values, table(message(), "proto").values)
     assert cost(one) == cost(message())
 
