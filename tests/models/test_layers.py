@@ -54,6 +54,22 @@ def test_convolution_of_any_shape_is_torchs(data: st.DataObject) -> None:
     assert_conv_is_torch(x, weight, bias, stride=data.draw(st.integers(1, 3)), padding=padding)
 
 
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 2), (2, 1)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_large_maps_on_a_cpu_are_torchs_too(stride: int, padding: int, with_bias: bool) -> None:
+    x, weight = normal(3, 4, 33, 31, 8), normal(3, 5, 5, 8, 6, seed=1)
+    bias = normal(3, 6, seed=2) if with_bias else None
+    exact = [t.requires_grad_() for t in (x, weight, bias) if t is not None]
+    single = [t.detach().float().requires_grad_() for t in exact]
+    found = []
+    for leaves in (exact, single):  # float64 goes by patches, float32 client by client
+        y = layers.conv2d(*leaves, stride=stride, padding=padding)
+        found.append((y, *torch.autograd.grad(y, leaves, normal(*y.shape, seed=9).to(y))))
+    assert layers._suits_onednn(single[0], single[1], (y.shape[2], y.shape[3]))
+    for want, got in zip(*found, strict=True):
+        assert (got - want).norm() < 5e-6 * want.norm()
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])

@@ -174,8 +174,22 @@ def conv2d(
     if _on_kernels(x):
         fused: Tensor = _Direct.apply(x, weight, bias, stride, (top, left), out, _DOT[_PRECISION])  # type: ignore[no-untyped-call]
         return fused
+    if (top, left) == (padding, padding) and _suits_onednn(x, weight, out):
+        whole: Tensor = _OneByOne.apply(x, weight, bias, stride, padding, out)  # type: ignore[no-untyped-call]
+        return whole
     y: Tensor = _Convolution.apply(x, weight, bias, stride, pad, out)  # type: ignore[no-untyped-call]
     return y
+
+
+def _suits_onednn(x: Tensor, weight: Tensor, out: tuple[int, int]) -> bool:
+    """Is a convolution on a CPU faster client by client in oneDNN than as patches of all clients? On large maps with
+    small kernels, patches leave the cache; the bounds are read off docs/speed.md's table."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    _, kh, kw, inputs, outputs = weight.shape
+    taps = kh * kw * inputs
+    patches = 4 * x.shape[1] * out[0] * out[1] * taps
+    return kh * kw > 1 and out[0] * out[1] >= 64 and taps * outputs <= 2**18 and patches >= 2**19
 
 
 def _narrow(weight: Tensor, axis: int, live: slice, kernel: int) -> Tensor:
@@ -257,6 +271,58 @@ class _Convolution(torch.autograd.Function):
             dx = dx[:, :, top : top + size[0], left : left + size[1]]
         db = dy.sum((1, 2, 3)) if ctx.has_bias and needs_bias else None
         return dx, None if dw is None else dw.view(weight.shape), db, None, None, None
+
+
+class _OneByOne(torch.autograd.Function):
+    """The same by the device's own convolution, one client after another, with channels last as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        padding: int,
+        out: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride, ctx.padding, ctx.has_bias = stride, padding, bias is not None
+        y = x.new_empty(*x.shape[:2], *out, weight.shape[-1])
+        for q in range(len(x)):
+            own = None if bias is None else bias[q]
+            image, kernel = x[q].permute(0, 3, 1, 2), weight[q].permute(3, 2, 0, 1)
+            y[q] = F.conv2d(image, kernel, own, stride, padding).permute(0, 2, 3, 1)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        dx, dw = (torch.empty_like(v) if need else None for v, need in zip((x, weight), wanted[:2], strict=True))
+        db = dy.new_empty(len(x), weight.shape[-1]) if wanted[2] else None
+        for q in range(len(x)):
+            to_x, to_w, to_b = torch.ops.aten.convolution_backward(
+                dy[q].permute(0, 3, 1, 2),
+                x[q].permute(0, 3, 1, 2),
+                weight[q].permute(3, 2, 0, 1),
+                [weight.shape[-1]],
+                [ctx.stride] * 2,
+                [ctx.padding] * 2,
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+                wanted,
+            )
+            if dx is not None:
+                dx[q] = to_x.permute(0, 2, 3, 1)
+            if dw is not None:
+                dw[q] = to_w.permute(2, 3, 1, 0)
+            if db is not None:
+                db[q] = to_b
+        return dx, dw, db, None, None, None
 
 
 class _Direct(torch.autograd.Function):
