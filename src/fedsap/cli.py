@@ -99,7 +99,7 @@ def run(
     track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train one or more methods, print their table and write a report.
+    """Train one or more methods, print their table and write a page of the results.
 
     With nothing given: FedSAP on scikit-learn's digits.
     """
@@ -143,7 +143,7 @@ def run(
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
-    written = write_report([folder], folder, complain=_complain)
+    written = write_report([folder], folder, ("html",), _complain)
     if as_json:
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
         return

@@ -24,7 +24,7 @@ def write_report(
 
     What cannot be read is told to `complain`, a line each, and left out.
     """
-    from fedsap.report import figures, html, tables
+    from fedsap.report import html, tables
     from fedsap.report.content import content
     from fedsap.report.layout import chosen, layouts
     from fedsap.report.read import find, load
@@ -52,7 +52,11 @@ def write_report(
     found = tables.tables(study)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        drawn = figures.draw(study, planes, out / "figures") if {"md", "tex"} & set(formats) else []
+        drawn = []
+        if {"md", "tex"} & set(formats):
+            from fedsap.report import figures
+
+            drawn = figures.draw(study, planes, out / "figures")
         written = []
         if "html" in formats:
             public = [_without_folders(line, folders) for line in notes]

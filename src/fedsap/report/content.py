@@ -18,8 +18,8 @@ from fedsap.config import resolve
 from fedsap.errors import UserError
 from fedsap.evaluate import MEASURES
 from fedsap.methods import METHODS
-from fedsap.report.figures import Layouts
-from fedsap.report.look import CLASSES, PALETTE
+from fedsap.report.colours import CLASSES, PALETTE
+from fedsap.report.layout import Layouts
 from fedsap.report.read import RunData
 from fedsap.report.study import Study, Sweep, Variant, last, over_rounds, shares_prototypes, sweeps, title
 from fedsap.report.tables import MEASURES as NAMES

@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsap.report import look
-from fedsap.report.layout import Layout
+from fedsap.report.layout import Layout, Layouts
 from fedsap.report.read import RunData
 from fedsap.report.study import SHAPES, Study, Sweep, Variant, last, over_rounds, shares_prototypes, sweeps
 from fedsap.schedules import Schedule
 
 Drawing = tuple[str, str, Figure]  # file name, caption, figure
-Layouts = dict[tuple[str, str], list[Layout]]  # by setting and label
 MEASURES = {"head": "Head accuracy", "proto": "Prototype accuracy"}
 PANELS = 12  # in one figure
 

@@ -38,6 +38,9 @@ class Layout:
     classes: NDArray[np.int64]
 
 
+Layouts = dict[tuple[str, str], list[Layout]]  # by setting and label
+
+
 def chosen(study: Study, most: int = LAYOUTS) -> list[tuple[str, str, RunData]]:
     """(setting, label, run): the first seed of each variant that has kept embeddings, as far as `most` layouts go."""
     found: list[tuple[str, str, RunData]] = []

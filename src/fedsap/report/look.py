@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette, the most different ones first; its yellow is too pale for lines on white and comes last.
-PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-CLASSES = (*PALETTE, "#999999", "#882255")  # two more for points, which ten classes need
+from fedsap.report.colours import CLASSES, PALETTE
+
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 PIXELS = 160  # per inch of a PNG
