@@ -58,10 +58,20 @@ class ModelKeys(Section):
         "none", description="ImageNet weights for resnet18: a .pth or .npz file, sought beside the data too"
     )
     resolution: Count | None = Field(None, description="resize images to this side on the device (resnet18)")
+    stem_stride: Literal[4, 2, 1] | None = Field(
+        None, description="shrink images by this in conv1 and the pool after it; unset: 4 (resnet18)"
+    )
     reinit_stem: bool | None = Field(None, description="draw conv1 and bn1 anew after loading (resnet18)")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of cnn; unset: 0.5")
-    embedding: Literal["relu", "linear"] | None = Field(None, description="h after the ReLU, or before it (small, cnn)")
-    head_input: Literal["raw", "normalized"] | None = Field(None, description="the head reads h, or h / ||h||")
+    embedding: Literal["relu", "linear", "unit"] | None = Field(
+        None, description="h after the last ReLU (unset), before it, or after it and of length 1"
+    )
+    head_input: Literal["raw", "normalized", "cosine"] | None = Field(
+        None, description="the head reads h (unset), or h / ||h||, or gives cosines of h with its weights"
+    )
+    head_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="what head_input = cosine multiplies cosines by; unset: 16"
+    )
 
 
 class TrainKeys(Section):

@@ -20,7 +20,7 @@ DATASETS = {
 }
 SHORT = {"partition.shots": "k", "partition.clients": "clients", "partition.rule": "rule", "train.rounds": "rounds"}
 BESIDE = ("seed", "eval.snapshots", "engine")  # keys in which seeds of one variant may differ
-OPTIONAL = ("model.reinit_stem", "model.dropout", "model.embedding", "model.head_input")  # set by a method's preset
+OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale"))
 Key = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
