@@ -99,6 +99,12 @@ class TrainKeys(Section):
 
 class EvalKeys(Section):
     every: Count = Field(5, description="rounds between evaluations; the last round always has one")
+    split: Literal["test", "validation"] = Field(
+        "test", description="test images, or training images that are set aside and dealt to nobody"
+    )
+    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="share of each training class that split = validation sets aside"
+    )
     test: Literal["all", "shots"] = Field(
         "all", description="all test images of a client's classes, or a few for each client"
     )
@@ -108,6 +114,12 @@ class EvalKeys(Section):
     )
     proto_classes: Literal["own", "all"] = Field(
         "own", description="nearest prototype among the client's classes, or all"
+    )
+    batch_statistics: Annotated[int, Field(ge=0)] = Field(
+        0, description="BatchNorm in evaluation: 0: running statistics; n: those of batches of n images"
+    )
+    gradients: bool = Field(
+        False, description="also measure gradients of each loss term, and embeddings' distance to their prototypes"
     )
     silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")

@@ -1,7 +1,7 @@
 """From a configuration and a data set to a federation that can be played."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedsap.config import Config
-from fedsap.data import Augment, Dataset, Split, load, search_path
+from fedsap.data import Augment, Dataset, load, search_path
 from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
+from fedsap.data.validation import held_out
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
 from fedsap.memory import keep_freed
@@ -21,6 +22,7 @@ from fedsap.models import build
 from fedsap.training.feed import Images, Key, Look
 from fedsap.training.local import Hyper, Stack
 from fedsap.training.rounds import Judge, Presence
+from fedsap.training.streams import numbers
 
 Index = NDArray[np.int64]
 
@@ -50,9 +52,17 @@ def split(config: Config, data: Dataset) -> Partition:
     """Who holds what."""
     keys = config.partition.model_dump()
     seed = keys.pop("seed")
-    return partition(
-        data.train.labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
+    dealt = np.flatnonzero(~_set_aside(config, data))
+    made = partition(
+        data.train.labels[dealt], num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
     )
+    return replace(made, indices=tuple(dealt[own] for own in made.indices))
+
+
+def _set_aside(config: Config, data: Dataset) -> NDArray[np.bool_]:
+    """The training images that stand in for the test images, if any."""
+    labels = data.train.labels
+    return held_out(labels, config.eval.held_out) if config.eval.split == "validation" else np.zeros(len(labels), bool)
 
 
 def device(name: str) -> torch.device:
@@ -78,7 +88,9 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
         chosen["weights"] = weights
     network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
     keys = [Key(seed, client) for seed, one in parts.items() for client in range(one.clients)]
-    tests = {k: _tests(config, data.test, parts[k.seed].classes[k.client], k.client) for k in keys}
+    judged = data.train if config.eval.split == "validation" else data.test
+    among = np.flatnonzero(_set_aside(config, data)) if judged is data.train else np.arange(len(judged.labels))
+    tests = {k: _tests(config, judged.labels, among, parts[k.seed].classes[k.client], k) for k in keys}
     lists = {k: parts[k.seed].indices[k.client] for k in keys}
     keys.sort(key=lambda k: (-(len(lists[k]) // config.train.batch), -len(tests[k])))
     counts = torch.stack([torch.from_numpy(parts[k.seed].counts)[k.client] for k in keys])
@@ -101,10 +113,17 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
         ),
     )
     task = Task(network, len(data.classes), parts[config.seed].clients, config.train.rounds)
-    test = Images.of(data.test, [tests[k] for k in keys], where)
+    test = Images.of(judged, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
-    judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette, config.eval.snapshots)
+    judge = Judge(
+        config.eval.every,
+        config.eval.proto_classes,
+        config.eval.silhouette,
+        config.eval.snapshots,
+        config.eval.batch_statistics,
+        config.eval.gradients,
+    )
     return Federation(config, parts, method, task, clients, presence, judge)
 
 
@@ -128,15 +147,16 @@ def _augment(config: Config, data: Dataset) -> Augment:
     return data.augment if config.data.augment == "auto" else config.data.augment
 
 
-def _tests(config: Config, test: Split, own: tuple[int, ...], client: int) -> Index:
-    """The test images of one client, of its own classes only."""
+def _tests(config: Config, labels: Index, among: Index, own: tuple[int, ...], key: Key) -> Index:
+    """The test images of one client, of its own classes only; shuffled if a batch of them is to have all classes."""
     chosen = []
     for c in own:
-        all_of = np.flatnonzero(test.labels == c)
+        all_of = among[labels[among] == c]
         if config.eval.per_class:
             all_of = all_of[: config.eval.per_class]
         if config.eval.test == "shots" and len(all_of):
-            start = client * config.eval.test_shots
+            start = key.client * config.eval.test_shots
             all_of = np.unique(all_of[np.arange(start, start + config.eval.test_shots) % len(all_of)])
         chosen.append(all_of)
-    return np.concatenate(chosen).astype(np.int64)
+    found = np.concatenate(chosen).astype(np.int64)
+    return numbers(key.seed, "sample", key.client, 1).permutation(found) if config.eval.batch_statistics else found

@@ -345,6 +345,8 @@ def _row(outcome: Outcome, seconds: float) -> Row:
     if outcome.scores is not None:
         row["accuracy"] = {k: _floats(v) for k, v in outcome.scores.accuracy.items()}
         row["silhouette"] = outcome.scores.silhouette
+        if outcome.scores.noted:
+            row["noted"] = {k: _floats(v) for k, v in outcome.scores.noted.items()}
     return row
 
 
