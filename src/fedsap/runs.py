@@ -361,8 +361,9 @@ def _decisive(config: Config) -> Row:
     for key in ("checkpoint", "together"):
         content["train"].pop(key)
     content.pop("device")
-    if not content["eval"]["snapshots"]:
-        content["eval"].pop("snapshots")
+    for key in ("snapshots", "gradients"):  # what is looked at besides; runs without it are as they were before it
+        if not content["eval"][key]:
+            content["eval"].pop(key)
     return content
 
 

@@ -48,6 +48,7 @@ def content(study: Study, layouts: Layouts, notes: Sequence[str]) -> Json:
     }
     shown |= {"head_own": "Head accuracy, own classes", "silhouette": "Silhouette"}
     shown |= {f"loss:{term}": f"Loss term: {term}" for term in terms}
+    shown |= {f"noted:{name}": name.capitalize() for name in dict.fromkeys(n for r in study.runs for n in r.noted)}
     sheets: dict[str, Json] = {}
     explorer = [_explored(study, s, label, rounds, sheets) for (s, label), rounds in layouts.items() if rounds]
     return {

@@ -19,7 +19,7 @@ DATASETS = {
     "folder": "Own images",
 }
 SHORT = {"partition.shots": "k", "partition.clients": "clients", "partition.rule": "rule", "train.rounds": "rounds"}
-BESIDE = ("seed", "eval.snapshots", "engine")  # keys in which seeds of one variant may differ
+BESIDE = ("seed", "eval.snapshots", "eval.gradients", "engine")  # keys in which seeds of one variant may differ
 OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale"))
 Key = tuple[tuple[str, str], ...]
 T = TypeVar("T")
@@ -212,11 +212,13 @@ class Curve:
 
 
 def over_rounds(runs: Sequence[RunData], measure: str) -> Curve:
-    """`measure`: one of evaluate.MEASURES, "silhouette", or "loss:TERM"."""
+    """`measure`: one of evaluate.MEASURES, "silhouette", "loss:TERM", or "noted:NAME"."""
     series: dict[int, list[float]] = {}
     for run in runs:
         if measure.startswith("loss:"):
             at, values = run.rounds, run.loss.get(measure[5:], np.full(len(run.rounds), np.nan))
+        elif measure.startswith("noted:"):
+            at, values = run.judged, run.noted.get(measure[6:], np.full(len(run.judged), np.nan))
         else:
             at, values = run.judged, run.silhouette if measure == "silhouette" else run.mean[measure]
         for t, value in zip(at.tolist(), values.tolist(), strict=True):
