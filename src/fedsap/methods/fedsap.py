@@ -1,14 +1,15 @@
 """FedSAP: FedProto's exchange with a scheduled alignment weight and a cosine-softmax loss over the same prototypes."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from fedsap import losses
 from fedsap.message import Message, PerClass, table
 from fedsap.methods.method import Local, Method, Pass, Round, Step, Task, option
-from fedsap.prototypes import combine_replies, send
+from fedsap.prototypes import combine_replies, send, steadied
 from fedsap.schedules import Schedule, Shape
 
 
@@ -30,6 +31,7 @@ class FedSAP(Method):
     reduction: Literal["mean", "sum"] = option("mean", "squared distance as mean over the d dimensions, or their sum")
     proxy: float = option(1.0, "weight of the proxy loss; 0 leaves it out")
     proxy_start: int = option(1, "first round with the proxy loss (round 1 has no prototypes yet)")
+    proxy_rise: int = option(0, "rounds over which the proxy loss comes to its full weight; 0: at once")
     proxy_scale: float = option(32.0, "s, by which cosines are multiplied before the softmax")
     proxy_classes: Literal["bank", "own"] = option(
         "bank", "the softmax runs over all prototypes, or the client's classes"
@@ -38,6 +40,8 @@ class FedSAP(Method):
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
     weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
+    agreement: float = option(0.0, "weigh them by exp(agreement * cosine with their plain mean); 0: not")
+    inertia: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the old prototype in a new one of the bank")
 
     def degenerate(self) -> str | None:
         if self.align_top == 0 and self.proxy == 0:
@@ -48,7 +52,8 @@ class FedSAP(Method):
         start = rounds // 5 if self.align_start is None else self.align_start
         end = rounds if self.align_end is None else self.align_end
         rise = Schedule(self.schedule_shape, start, end, self.align_top)
-        return {"align": rise(t), "proxy": self.proxy if t >= self.proxy_start else 0.0}
+        come = min(max((t - self.proxy_start + 1) / (self.proxy_rise + 1), 0.0), 1.0)
+        return {"align": rise(t), "proxy": self.proxy * come}
 
     def broadcast(self, server: Message, t: int) -> Message:
         return server
@@ -69,7 +74,8 @@ class FedSAP(Method):
         return send(local.means["proto"], local.counts if self.weighted else None)
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
-        return {"bank": combine_replies(replies, self.bank(server))}
+        before = self.bank(server)
+        return {"bank": steadied(combine_replies(replies, before, self.agreement), before, self.inertia)}
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "bank") if "bank" in server else None
