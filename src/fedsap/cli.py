@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ import fedsap
 from fedsap import show
 from fedsap.config import Config, assignments, merged, read, resolve
 from fedsap.errors import UserError
+
+if TYPE_CHECKING:
+    from fedsap.runs import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -65,6 +68,17 @@ def _configs(
     if data is not None:
         layer = merged(layer, {"data": {"root": str(data)}})
     return resolve(layer, methods or (), seeds or ())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    try:
+        found = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        found = (-1,)
+    if any(n < 0 for n in found) or len(set(found)) < len(found):
+        raise UserError(f"{option}: got '{text}', takes different whole numbers such as 1234,1235")
+    return found
 
 
 @contextmanager
@@ -154,6 +168,79 @@ def run(
 
 @app.command()
 @_mending
+def reproduce(
+    what: Annotated[list[str], typer.Argument(metavar="table1|table2|...|figures|study|all", help="What to make.")],
+    only: Annotated[str | None, typer.Option("--only", help="Part of it, such as cifar10,n=3,fedsap.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, such as 1234,1235.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small network, few rounds and samples: tries the way, not the paper.")
+    ] = False,
+    sets: Set = None,
+    data: DataRoot = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for runs and tables.")] = Path("runs/reproduce"),
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0, help="Stop after so long; the same command goes on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the paper's tables and figures: run what is missing, then print the paper's value, ours, the difference."""
+    from fedsap.experiments import catalogue, plan, reproduce
+    from fedsap.experiments.compare import scores
+    from fedsap.experiments.cost import said
+    from fedsap.report import write_report
+    from fedsap.report.against import against, ranking
+
+    console = show.to_people()
+    began = time.monotonic()
+    change = plan.Change(quick, _numbers("--seeds", seeds), tuple(sets or ()), data)
+    places = plan.plan(catalogue.chosen(what), out, change)
+    places = plan.select(places, [word.strip() for word in only.split(",")]) if only else places
+    todo = reproduce.work(places)
+    console.print(
+        f"{todo.runs} runs, {todo.done} of them done; about {said(todo.left)} for the others, by what was measured on "
+        f"{'an H200' if todo.cuda else 'two CPU cores'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+    @contextmanager
+    def follow(group: "list[Run]") -> "Iterator[Callable[[Run, Any], None]]":
+        config = group[0].config
+        title = f"{group[0].folder.parent.name}, {', '.join(str(one.config.seed) for one in group)}"
+        done = min(len(one.rows()) for one in group)
+        with show.Progressing(title, config.train.rounds, done, console, len(group)) as progress:
+            yield lambda _, row: progress(row)
+
+    with _interrupts(console) as stop:
+        until = None if minutes is None else began + 60 * minutes
+        complete = reproduce.execute(todo, follow=follow, tell=_complain, stop=stop, until=until)
+    entries = reproduce.entries(places)
+    if not entries and todo.problems:
+        raise UserError(todo.problems[0])
+    written = reproduce.record(places, out, complete)
+    by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
+    if complete and not any(p.experiment.group in ("study", "beyond") for p in places):
+        folders = [run.folder for run in plan.distinct(places)]
+        written += write_report(folders, out, ("html", "md"), _complain)
+    if as_json:
+        summaries = [reproduce.summary(some, complete) for some in by_experiment]
+        typer.echo(json.dumps({"experiments": summaries, "methods": entries, "complete": complete, "out": str(out)}))
+    else:
+        shown = Console()
+        for some in by_experiment:
+            shown.print(show.table(against(some)))
+            if found := scores(some):
+                shown.print(show.table(ranking(found)))
+        if not complete:
+            typer.echo("not complete: the same command goes on")
+        for path in written:
+            typer.echo(f"written: {path}")
+    if todo.problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+@_mending
 def partition(
     config: ConfigFile = None,
     sets: Set = None,
@@ -193,7 +280,9 @@ def partition(
 
 @app.command(name="list")
 @_mending
-def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|options")] = "methods") -> None:
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|experiments|options")] = "methods",
+) -> None:
     """List what there is."""
     from fedsap.config import SECTIONS, options
     from fedsap.data import DATASETS
@@ -220,8 +309,16 @@ def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|o
         for m in METHODS.values():
             for name, option in options(m).items():
                 table.add_row(f"method.{m.name}.{name}", _default(option.default), option.metadata["about"])
+    elif what == "experiments":
+        from fedsap.experiments.catalogue import catalogue
+
+        for name in ("experiment", "", "in the paper", "part of", "runs"):
+            table.add_column(name)
+        for one in catalogue().values():
+            runs = len(list(one.places())) * len(one.seeds)
+            table.add_row(one.name, one.title, one.place, one.group or "all", str(runs))
     else:
-        raise UserError(f"list: got '{what}', takes methods, datasets, models or options")
+        raise UserError(f"list: got '{what}', takes methods, datasets, models, experiments or options")
     Console().print(table)
 
 

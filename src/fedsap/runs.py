@@ -93,7 +93,7 @@ class Run:
             if self.folder.exists() and any(self.folder.iterdir()):
                 raise UserError(f"{self.folder}: holds other files and no run; choose another --out")
             return
-        there, mine = flat(read_json(path)), flat(_decisive(self.config))
+        there, mine = flat(read_json(path)), flat(decisive(self.config))
         for key in sorted(there.keys() | mine.keys()):
             if there.get(key) != mine.get(key):
                 raise UserError(
@@ -139,7 +139,7 @@ def together(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs in groups that can be one stack: they differ in their seed only, and have got to the same round."""
     groups: dict[str, list[Run]] = {}
     for one in runs:
-        setting = json.dumps(_decisive(one.config) | {"seed": 0}, sort_keys=True)
+        setting = json.dumps(decisive(one.config) | {"seed": 0}, sort_keys=True)
         groups.setdefault(setting, []).append(one)
     split: dict[tuple[str, int, bool], list[Run]] = {}
     for setting, some in groups.items():
@@ -174,7 +174,7 @@ def execute_all(
         if last == 0:
             write(one.folder / "partition.json", json.dumps(federation.partitions[seed].to_dict()))
             write(one.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
-            write(one.folder / "config.json", json.dumps(_decisive(one.config), indent=1))
+            write(one.folder / "config.json", json.dumps(decisive(one.config), indent=1))
         rows[seed] = one.cut(last)
     loading = time.monotonic() - began
     writing = 0.0
@@ -354,7 +354,7 @@ def _floats(values: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in values.tolist()]
 
 
-def _decisive(config: Config) -> Row:
+def decisive(config: Config) -> Row:
     """The configuration without what does not change the outcome."""
     content = config.model_dump(mode="json")
     content["data"].pop("root")
