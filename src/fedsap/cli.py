@@ -219,7 +219,7 @@ def reproduce(
         raise UserError(todo.problems[0])
     written = reproduce.record(places, out, complete)
     by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
-    if complete and not any(p.experiment.group in ("study", "beyond") for p in places):
+    if complete and not any(p.experiment.group in ("study", "beyond", "cpu") for p in places):
         folders = [run.folder for run in plan.distinct(places)]
         written += write_report(folders, out, ("html", "md"), _complain)
     if as_json:

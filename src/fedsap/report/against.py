@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedsap.experiments.compare import POINTS, Cell, Score, agreement, cells
+from fedsap.experiments.compare import POINTS, SHARE, SILHOUETTE, Cell, Score, agreement, cells
 from fedsap.experiments.plan import Place, places_of
 from fedsap.report.read import RunData
 from fedsap.report.study import DATASETS, title
@@ -106,8 +106,16 @@ def _caption(places: Sequence[Place], every: Sequence[Cell], letters: dict[str, 
         parts.append(f"Measured: {seeds}.")
     if compared:
         found = agreement(every)
+        kind = one.measures[0].partition("@")[0]
+        near = (
+            f"{SILHOUETTE}"
+            if kind == "silhouette"
+            else f"{100 * SHARE:.0f} %"
+            if kind[:2] == "up"
+            else f"{POINTS} points"
+        )
         parts.append(
-            f"Bold: within two of the paper's standard deviations, or {POINTS} points ({found['agree']} of "
+            f"Bold: within two of the paper's standard deviations, or {near} ({found['agree']} of "
             f"{found['compared']} cells compared, of {found['all']})."
         )
     parts += [f"[{letter}] {text}" for text, letter in letters.items()]
