@@ -221,7 +221,8 @@ def reproduce(
     by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
     if complete and not any(p.experiment.group in ("study", "beyond", "cpu") for p in places):
         folders = [run.folder for run in plan.distinct(places)]
-        written += write_report(folders, out, ("html", "md"), _complain)
+        drawn = any(p.experiment.group == "figures" for p in places)
+        written += write_report(folders, out, ("html", "md") if drawn else ("html",), _complain)
     if as_json:
         summaries = [reproduce.summary(some, complete) for some in by_experiment]
         typer.echo(json.dumps({"experiments": summaries, "methods": entries, "complete": complete, "out": str(out)}))

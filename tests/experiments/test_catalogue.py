@@ -43,7 +43,7 @@ def test_table_1_is_whole():
     assert all(claim.std for claim in table.paper.values())
     assert lead("head", "fedsap", "fedmps", "femnist-") == pytest.approx([0.36, -0.39, -0.57])
     best = {s: max(table.variants, key=lambda v: table.paper["head", v, s].mean) for s in table.settings}
-    assert [m for m in best.values()] == ["fedsap", "fedmps", "fedmps", "fedsap", "fedavg", "fedavg", *["fedsap"] * 3]
+    assert list(best.values()) == ["fedsap", "fedmps", "fedmps", "fedsap", "fedavg", "fedavg", *["fedsap"] * 3]
 
 
 def test_the_ablations_rows_are_runs_of_table_1():
