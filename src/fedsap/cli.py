@@ -118,7 +118,7 @@ def run(
     With nothing given: FedSAP on scikit-learn's digits.
     """
     from fedsap.collect import collect
-    from fedsap.federation import dataset
+    from fedsap.federation import build_federation, dataset
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import Tracked, check
@@ -138,7 +138,7 @@ def run(
             configs_of = [one.config for one in group]
             seeds = ", ".join(str(c.seed) for c in configs_of)
             title = f"{configs_of[0].method['name']} seed{'s' if len(group) > 1 else ''} {seeds}"
-            rounds = configs_of[0].train.rounds
+            rounds = configs_of[0].rounds
             try:
                 with ExitStack() as open_:
                     done = min(len(one.rows()) for one in group)
@@ -152,7 +152,7 @@ def run(
                         progress(row)
                         tracked[one](row)
 
-                    execute_all(group, loaded, on_round=hear, stop=stop)
+                    execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
             except Stopped as stopped:
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None

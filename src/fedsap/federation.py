@@ -1,8 +1,9 @@
 """From a configuration and a data set to a federation that can be played."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from fedsap.config import Config
 from fedsap.data import Augment, Dataset, load, search_path
 from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
+from fedsap.data.strong import Strong
+from fedsap.data.unlabelled import with_pools
 from fedsap.data.validation import held_out
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
@@ -19,25 +22,39 @@ from fedsap.memory import keep_freed
 from fedsap.methods import Method
 from fedsap.methods.method import Task
 from fedsap.models import build
-from fedsap.training.feed import Images, Key, Look
+from fedsap.training.feed import Images, Key, Look, Pool
 from fedsap.training.local import Hyper, Stack
-from fedsap.training.rounds import Judge, Presence
+from fedsap.training.rounds import Clients, Judge, Presence
 from fedsap.training.streams import numbers
 
 Index = NDArray[np.int64]
+Engine = TypeVar("Engine", bound=Clients, covariant=True)
+
+
+class Shares(Protocol):
+    """Who holds what, in the terms of `Partition.to_dict`."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Everything that `training.rounds.play_all` needs: federations that differ in their seed only, as one stack."""
+class Federation(Generic[Engine]):
+    """Everything that `training.rounds.play_all` needs, of federations that differ in their seed only."""
 
     config: Config  # of the first
-    partitions: dict[int, Partition]  # by seed
+    partitions: Mapping[int, Shares]  # by seed
     method: Method
     task: Task
-    clients: Simulation
+    clients: Engine
     presence: Presence
     judge: Judge
+    classes: tuple[str, ...]
+    device: torch.device
+    checkpoint: float  # seconds between checkpoints; 0: after every round
+    pictures: torch.Tensor | None = None  # test images that `Kept.image` points at, uint8 [N, H, W, C]
 
 
 def dataset(config: Config) -> Dataset:
@@ -53,10 +70,14 @@ def split(config: Config, data: Dataset) -> Partition:
     keys = config.partition.model_dump()
     seed = keys.pop("seed")
     dealt = np.flatnonzero(~_set_aside(config, data))
-    made = partition(
-        data.train.labels[dealt], num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
+    labels = data.train.labels[dealt]
+    made = partition(labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys)
+    pool = config.unlabelled
+    if pool.size:
+        made = with_pools(made, labels, size=pool.size, balance=pool.balance, foreign=pool.foreign, seed=pool.seed)
+    return replace(
+        made, indices=tuple(dealt[own] for own in made.indices), pools=tuple(dealt[own] for own in made.pools)
     )
-    return replace(made, indices=tuple(dealt[own] for own in made.indices))
 
 
 def _set_aside(config: Config, data: Dataset) -> NDArray[np.bool_]:
@@ -72,7 +93,7 @@ def device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
+def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Simulation]:
     """The clients of runs that differ in their seed only as one stack, with their initial weights, before round 1."""
     config = configs[0]
     parts = {c.seed: split(c, data) for c in configs}
@@ -94,7 +115,8 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
     lists = {k: parts[k.seed].indices[k.client] for k in keys}
     keys.sort(key=lambda k: (-(len(lists[k]) // config.train.batch), -len(tests[k])))
     counts = torch.stack([torch.from_numpy(parts[k.seed].counts)[k.client] for k in keys])
-    look = Look(data.mean, data.std, _augment(config, data), padding(min(shape[:2])))
+    pad = padding(min(shape[:2]))
+    look = Look(data.mean, data.std, _augment(config, data), pad, background=data.background)
     stack = Stack(
         network,
         method,
@@ -111,8 +133,12 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
             config.train.drop_last,
             config.train.precision,
         ),
+        _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
     )
-    task = Task(network, len(data.classes), parts[config.seed].clients, config.train.rounds)
+    task = Task(
+        network, len(data.classes), parts[config.seed].clients, config.train.rounds,
+        config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0,
+    )  # fmt: skip
     test = Images.of(judged, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
@@ -124,7 +150,9 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
         config.eval.batch_statistics,
         config.eval.gradients,
     )
-    return Federation(config, parts, method, task, clients, presence, judge)
+    return Federation(
+        config, parts, method, task, clients, presence, judge, data.classes, where, config.train.checkpoint, test.images
+    )
 
 
 def _weights(config: Config) -> str | None:
@@ -140,6 +168,34 @@ def _weights(config: Config) -> str | None:
     raise UserError(
         f"model.weights: no file {name} in {', '.join(str(p.parent) for p in dict.fromkeys(tried))}; takes "
         "torchvision's ResNet-18 weights (https://pytorch.org/vision, IMAGENET1K_V1), or none to start from random ones"
+    )
+
+
+def _pool(config: Config, data: Dataset, lists: Sequence[Index], where: torch.device) -> Pool:
+    """The unlabelled samples of the stack, their labels set aside."""
+    keys = config.unlabelled
+    kind = data.kind if keys.strong == "auto" else keys.strong
+    usual: Augment = "crop-flip" if data.kind == "colour" else "crop"
+    channels = data.train.images.shape[3]
+    grey = tuple(round(255 * m) for m in data.mean) if kind == "colour" else (data.background,) * channels
+    weak = Look(
+        data.mean,
+        data.std,
+        usual if keys.weak == "auto" else keys.weak,
+        padding(min(data.train.images.shape[1:3])),
+        background=data.background,
+    )
+    strong = Strong(kind, keys.ops, None if keys.magnitude == "random" else keys.magnitude, keys.cutout, grey)
+    images = Images.of(data.train, lists, where)
+    labels = images.labels.cpu().numpy()
+    return Pool(
+        images.images,
+        images.lists,
+        tuple(labels[own] for own in images.lists),
+        weak,
+        replace(weak, strong=strong),
+        keys.batch,
+        config.pool_rounds,
     )
 
 

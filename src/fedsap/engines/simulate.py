@@ -11,9 +11,10 @@ from torch import Tensor
 from fedsap import memory, prototypes
 from fedsap.evaluate import SNAPSHOT, Scores, evaluate
 from fedsap.message import Message, PerClass, expand, joined, select, table
-from fedsap.methods.method import Local, State, Task
+from fedsap.methods.method import Choice, Local, State, Task
 from fedsap.models.network import Weights
-from fedsap.training.feed import Images, Key
+from fedsap.training import pool as unlabelled
+from fedsap.training.feed import Images, Key, Pool
 from fedsap.training.gradients import gradient_norms
 from fedsap.training.local import Stack, class_means, train
 from fedsap.training.record import Graphs
@@ -82,6 +83,8 @@ class Simulation:
 
     def train_all(self, t: int, asks: Mapping[int, Ask]) -> dict[int, Replies]:
         """Round t of the clients that are asked, by the seed of their federation."""
+        if not asks:
+            return {}
         rows = sorted(self._row[Key(seed, c)] for seed, ask in asks.items() for c in ask.clients)
         message = self._message(asks, rows)
         everyone = len(rows) == len(self.stack.keys)
@@ -94,30 +97,43 @@ class Simulation:
                 torch._foreach_zero_(list(weights.values()))
         schedule = self.stack.method.schedule(t, self.task.rounds)
         began = time.perf_counter()
+        pool, choice = self._pool(t), None
+        if pool is not None:
+            choice = unlabelled.choose(self.stack, pool, rows, state, message, t, self.chunk)
+            _adopt(state, choice.state)
+            began = self._note("pseudo-labels", began)
+        fed = [] if pool is None or choice is None else unlabelled.feed(pool, rows, choice)
         parts = []
         for start in range(0, len(rows), self._together):
             some = slice(start, start + self._together)
             parts.append(
                 train(
                     self.stack, rows[some], _cut(state, some), _cut(momentum, some), select(message, some), schedule, t,
-                    self.recorder,
+                    self.recorder, fed[some],
                 )
             )  # fmt: skip
         means = {k: table(v, k) for v in (joined([p.running for p in parts]),) for k in v}
         terms = {k: torch.cat([p.terms[k] for p in parts]).cpu() for k in parts[0].terms}
         began = self._note("training", began)
-        reply = self._reply(rows, state, message, t, means)
+        reply = self._reply(rows, state, message, t, means, choice)
         self._note("prototypes", began)
         if not everyone:
             _put(self.state, state, index)
             _put(self.momentum, momentum, index)
+        shown = {} if pool is None or choice is None else unlabelled.figures(self.stack, pool, rows, choice)
         replies = {}
         for seed, ask in asks.items():
             at = torch.tensor([bisect_left(rows, self._row[Key(seed, c)]) for c in ask.clients])
             mine = slice(None) if torch.equal(at, torch.arange(len(rows))) else at
             message = select(reply, mine if isinstance(mine, slice) else mine.to(self._device))
-            replies[seed] = Replies(list(ask.clients), message, {k: v[mine] for k, v in terms.items()})
+            own, figures = ({k: v[mine] for k, v in some.items()} for some in (terms, shown))
+            replies[seed] = Replies(list(ask.clients), message, own, figures)
         return replies
+
+    def _pool(self, t: int) -> Pool | None:
+        """The unlabelled samples, in rounds in which the method uses them."""
+        pool = self.stack.pool
+        return pool if pool is not None and self.stack.method.uses_pool and t in pool.rounds else None
 
     def _message(self, asks: Mapping[int, Ask], rows: Sequence[int]) -> Message:
         """What the clients of `rows` are sent, in this order."""
@@ -132,13 +148,24 @@ class Simulation:
         return select(joined(parts), back)
 
     def _reply(
-        self, rows: Sequence[int], state: State, message: Message, t: int, running: dict[str, PerClass]
+        self,
+        rows: Sequence[int],
+        state: State,
+        message: Message,
+        t: int,
+        running: dict[str, PerClass],
+        choice: Choice | None = None,
     ) -> Message:
         method = self.stack.method
         later = {n: when for n, when in method.passes().items() if n not in running}
         later = {n: "eval" if when == "running" else when for n, when in later.items()}  # nothing ran yet: a warm start
         measured = class_means(self.stack, rows, state["model"], later, t, self.chunk) if later else {}
-        return method.reply(Local(state, message, running | measured, self._counts(rows)))
+        local = Local(state, message, running | measured, self._counts(rows))
+        wanted, pool = method.pool_passes(), self._pool(t)
+        if choice is not None and pool is not None and wanted:
+            found = unlabelled.measured(self.stack, pool, rows, state["model"], choice, wanted, t, self.chunk)
+            local = replace(local, pool_means=found[0], pool_counts=found[1])
+        return method.reply(local)
 
     def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]:
         """What clients reply before any training, by the seed of their federation."""
@@ -194,6 +221,23 @@ class Simulation:
             own = slice(some.start, some.stop)
             parts.append(gradient_norms(self.stack, some, _cut(state, own), select(message, own), schedule, t))
         return {f"gradient {k}": torch.cat([p[k] for p in parts]).cpu() for k in parts[0]}
+
+    def kept(self, seed: int) -> dict[str, Tensor]:
+        """The state of a federation's clients, in the order of their rows."""
+        rows = self.rows_of(seed)
+        sets = [(f"{kind}/{name}", weights) for kind, some in self._held().items() for name, weights in some.items()]
+        return {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+
+    def take_back(self, seed: int, name: str, value: Tensor) -> None:
+        """Puts one of the tensors of `kept` where it belongs."""
+        kind, which, weight = name.split("/", 2)
+        place, rows = self._held()[kind][which][weight], self.rows_of(seed)
+        if value.shape != place[rows].shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}")
+        place[rows] = value.to(place)
+
+    def _held(self) -> dict[str, dict[str, Weights]]:
+        return {"state": self.state} if self.reset_momentum else {"state": self.state, "momentum": self.momentum}
 
     def _note(self, what: str, began: float) -> float:
         if self._device.type == "cuda":

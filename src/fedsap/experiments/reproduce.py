@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedsap.errors import UserError
 from fedsap.experiments.compare import agreement, cells, scores
 from fedsap.experiments.cost import said, seconds
 from fedsap.experiments.plan import Place, distinct, names
-from fedsap.federation import dataset, device
+from fedsap.federation import build_federation, dataset, device
 from fedsap.runs import Row, Run, Stopped, execute_all, together, write
 
 Tell = Callable[[str], None]
@@ -72,7 +73,7 @@ def execute(todo: Work, *, follow: Follow, tell: Tell, stop: Callable[[], bool],
         try:
             data = shelf.get(group[0])
             with follow(group) as hear:
-                execute_all(group, data, on_round=hear, stop=over)
+                execute_all(group, partial(build_federation, data=data), on_round=hear, stop=over)
         except Stopped:
             return False
         except UserError as error:

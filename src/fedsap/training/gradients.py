@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fedsap.message import Message, select
-from fedsap.methods.method import State, Step
+from fedsap.methods.method import State
 from fedsap.models import layers
-from fedsap.models.network import Features, Weights
 from fedsap.training.feed import Block
-from fedsap.training.local import Stack, moving, plan
+from fedsap.training.local import Stack, plan, pose
 
 
 def gradient_norms(
@@ -41,31 +40,20 @@ def gradient_norms(
 def _norms(
     stack: Stack, block: Block, state: State, down: Message, owned: Tensor, weight: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    batch = block.batch(0)
-    x, y = stack.look(stack.train.images[batch.samples], batch.draws), stack.train.labels[batch.samples]
-    noise = {k: v.to(x) for k, v in batch.noise.items()}
     phase, buffers = stack.method.phases()[-1], stack.network.buffers
-    part: State = {
+    part: State = {  # statistics of BatchNorm change in a forward pass
         n: {k: v[block.rows].clone() if k in buffers else v[block.rows] for k, v in stack.live(w).items()}
         for n, w in state.items()
     }
-    leaves = []
-    for n in phase.trains:
-        for k in moving(stack.network, phase, part[n]):
-            part[n][k] = part[n][k].detach().requires_grad_()
-            leaves.append(part[n][k])
-
-    def forward(weights: Weights) -> Features:
-        return stack.network(weights, x, train=True, noise=noise)
-
     with torch.enable_grad(), layers.precision(stack.hyper.precision):
-        step = Step(y, forward(part["model"]), down, owned, weight, part, forward, stack.live)
-        terms = phase.loss(step)
+        step, which = pose(stack, phase, part, down, owned, weight, block.batch(0))
+        leaves = [step.state[n][k] for n, k in which]
         return {
             name: sum(
-                (g.detach().flatten(1).square().sum(1) for g in _gradient(term, leaves)), torch.zeros(len(y)).to(term)
+                (g.detach().flatten(1).square().sum(1) for g in _gradient(term, leaves)),
+                torch.zeros_like(term.detach()),
             ).sqrt()
-            for name, term in terms.items()
+            for name, term in phase.loss(step).items()
         }
 
 

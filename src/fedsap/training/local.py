@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, select
-from fedsap.methods.method import Method, Pass, Phase, State, Step
+from fedsap.methods.method import Method, Pass, Phase, State, Step, Unlabelled, View
 from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
 from fedsap.prototypes import class_sums, means
-from fedsap.training.feed import Batch, Block, Images, Key, Look, Rows, epoch
+from fedsap.training.feed import Batch, Block, Fed, Images, Key, Look, Pool, Rows, epoch
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Stack:
     owned: Tensor  # bool [Q, C]
     look: Look
     hyper: Hyper
+    pool: Pool | None = None
 
     @property
     def classes(self) -> int:
@@ -113,8 +115,10 @@ def train(
     schedule: Mapping[str, float],
     t: int,
     recorder: Recorder | None = None,
+    fed: Sequence[Fed] = (),
 ) -> Trained:
     """One round of local training of the clients `rows`; `state`, `momentum` and `down` hold these R clients, in order.
+    So does `fed`, in rounds with unlabelled samples.
 
     `state` and `momentum` change in place. The host is not waited for from the first batch to the last.
     """
@@ -137,7 +141,7 @@ def train(
             epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
             for e in range(epochs):
                 collect = names if which == len(phases) - 1 and e == epochs - 1 else []
-                for block in plan(stack, rows, t, number):
+                for block in plan(stack, rows, t, number, fed):
                     if recorder is not None and isinstance(block.rows, slice):
                         recorder.play(work, which, block, collect)
                     else:
@@ -151,7 +155,7 @@ def train(
     return Trained(means, {k: v[: len(rows)] / steps.clamp(min=1) for k, v in work.totals.items()})
 
 
-def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
+def plan(stack: Stack, rows: Sequence[int], t: int, number: int, fed: Sequence[Fed] = ()) -> list[Block]:
     """The batches of one epoch of training."""
     return epoch(
         stack.train,
@@ -163,6 +167,8 @@ def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
         drop_last=stack.hyper.drop_last,
         look=stack.look,
         noise=stack.network.noise,
+        pool=stack.pool if fed else None,
+        fed=fed,
     )
 
 
@@ -214,26 +220,50 @@ def advance(stack: Stack, work: Work, phase: int, rows: Rows, batch: Batch, coll
 def _step(
     stack: Stack, phase: Phase, at: Slice, work: Work, rows: Rows, batch: Batch
 ) -> tuple[dict[str, Tensor], Features, Tensor]:
-    x = stack.look(stack.train.images[batch.samples], batch.draws)
-    y = stack.train.labels[batch.samples]
-    noise = {k: v.to(x) for k, v in batch.noise.items()}
-    which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, at.state[n])]
-    leaves = [at.state[n][k].detach().requires_grad_() for n, k in which]
-    state = {n: dict(w) for n, w in at.state.items()}
-    for (n, k), leaf in zip(which, leaves, strict=True):
-        state[n][k] = leaf
-
-    def forward(weights: Weights) -> Features:
-        return stack.network(weights, x, train=True, noise=noise)
-
     with torch.enable_grad():
-        out = forward(state["model"])
-        step = Step(y, out, select(work.down, rows), work.owned[rows], work.weight, state, forward, stack.live)
-        terms = phase.loss(step)
+        step, which = pose(stack, phase, at.state, select(work.down, rows), work.owned[rows], work.weight, batch)
+        terms, leaves = phase.loss(step), [step.state[n][k] for n, k in which]
         grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
     values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
     _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
-    return {k: v.detach() for k, v in terms.items()}, out, y
+    return {k: v.detach() for k, v in terms.items()}, step.out, step.y
+
+
+def pose(
+    stack: Stack, phase: Phase, state: State, down: Message, owned: Tensor, weight: Mapping[str, Tensor], batch: Batch
+) -> tuple[Step, list[tuple[str, str]]]:
+    """A batch after its forward pass, and the weights that the phase trains, by set and name: leaves of its graph."""
+    x = stack.look(stack.train.images[batch.samples], batch.draws)
+    labelled = View(x, {k: v.to(x) for k, v in batch.noise.items()})
+    which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, state[n])]
+    posed = {n: dict(w) for n, w in state.items()}
+    for n, k in which:
+        posed[n][k] = state[n][k].detach().requires_grad_()
+
+    def forward(weights: Weights, view: View | None = None, *, train: bool = True) -> Features:
+        view = labelled if view is None else view
+        return stack.network(weights, view.x, train=train, noise=view.noise)
+
+    out, y = forward(posed["model"]), stack.train.labels[batch.samples]
+    return Step(y, out, down, owned, weight, posed, forward, stack.live, _unlabelled(stack, batch)), which
+
+
+def _unlabelled(stack: Stack, batch: Batch) -> Unlabelled | None:
+    """What of the pool goes with the batch."""
+    pool, beside = stack.pool, batch.pool
+    if pool is None or not beside:
+        return None
+
+    def view(name: str, look: Look) -> View:
+        def named(kind: str) -> dict[str, Tensor]:
+            start = f"{name} {kind} "
+            return {k.removeprefix(start): v for k, v in beside.items() if k.startswith(start)}
+
+        x = look(pool.images[beside["samples"]], named("draw"))
+        return View(x, {k: v.to(x) for k, v in named("noise").items()})
+
+    weak, strong = (partial(view, name, look) for name, look in (("weak", pool.weak), ("strong", pool.strong)))
+    return Unlabelled(beside["labels"], beside["valid"], weak, strong)
 
 
 LARGE = 2**16  # from this size on a tensor is worth a pass of its own
