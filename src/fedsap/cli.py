@@ -208,7 +208,7 @@ def reproduce(
         config = group[0].config
         title = f"{group[0].folder.parent.name}, {', '.join(str(one.config.seed) for one in group)}"
         done = min(len(one.rows()) for one in group)
-        with show.Progressing(title, config.train.rounds, done, console, len(group)) as progress:
+        with show.Progressing(title, config.rounds, done, console, len(group)) as progress:
             yield lambda _, row: progress(row)
 
     with _interrupts(console) as stop:

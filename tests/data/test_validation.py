@@ -42,6 +42,18 @@ def test_clients_train_on_none_of_it_and_are_judged_on_it_alone():
     assert np.array_equal(*judged)
 
 
+def test_pools_are_of_the_rest_too():
+    config = resolve({"eval": {"split": "validation"}, "unlabelled": {"size": 12}, "partition": {"clients": 6}})[0]
+    data = dataset(config)
+    part = split(config, data)
+    aside = held_out(data.train.labels, 0.2)
+    for own, indices, pool in zip(part.classes, part.indices, part.pools, strict=True):
+        assert len(pool) == 12
+        assert not aside[pool].any()
+        assert not set(pool) & set(indices)
+        assert set(data.train.labels[pool].tolist()) <= set(own)
+
+
 def test_without_it_the_partition_is_what_it_was():
     plain, changed = (resolve({"eval": {"held_out": share}})[0] for share in (0.2, 0.5))
     data = dataset(plain)

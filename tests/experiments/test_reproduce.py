@@ -67,6 +67,29 @@ def test_full_runs_stand_beside_the_paper(tiny, tmp_path):
     assert len(list(tmp_path.rglob("result.json"))) == 4
 
 
+def test_the_second_phase_is_measured_before_and_after(tiny, tmp_path):
+    words = [
+        "table3",
+        "--only",
+        "cifar10-n3-k25-u600",
+        "--set",
+        "unlabelled.rounds=2",
+        "--set",
+        "eval.every=1",
+        "--json",
+    ]
+    done = reproduce(tiny, tmp_path, *words)
+    assert done.exit_code == 0, done.stderr
+    (table,) = json.loads(done.stdout)["experiments"]
+    (path,) = tmp_path.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 5
+    found = {c["measure"]: c["mean"] for c in table["cells"]}
+    for measure, row in (("@100", rows[2]), ("@150", rows[4])):  # three of 100 rounds, five of 150
+        assert found[f"silhouette{measure}"] == row["silhouette"]
+        assert found[f"proto{measure}"] == pytest.approx(100 * sum(row["accuracy"]["proto"]) / 3)
+
+
 def test_figures_are_drawn_from_shared_runs(tiny, tmp_path):
     done = reproduce(tiny, tmp_path, "scale", "silhouette", "maturity", "--only", "cifar10")
     assert done.exit_code == 0, done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 from fedsap.collect import ACCURACIES
 from fedsap.config import Config, merged, resolve
 from fedsap.errors import UserError
+from fedsap.methods import METHODS
 from fedsap.presets import Layer
 
 FOLDER = Path(__file__).parent / "paper"
@@ -83,7 +84,8 @@ class Experiment:
     def layer(self, reading: str, setting: str, variant: str) -> Layer:
         """What the experiment sets for these runs."""
         layer = merged(self.settings[setting], self.keys, self.variants[variant], self.readings[reading])
-        return {k: v for k, v in layer.items() if k != "seeds"}
+        idle = set() if METHODS[layer["method"]["name"]].uses_pool else {"unlabelled"}
+        return {k: v for k, v in layer.items() if k not in idle}
 
 
 def configs(layer: Layer, seeds: tuple[int, ...]) -> list[Config]:

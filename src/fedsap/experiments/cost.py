@@ -31,11 +31,12 @@ def seconds(configs: Sequence[Config], device: str) -> float:
     clients = c.partition.clients * len(configs)
     samples = c.partition.ways * c.partition.shots
     at_once = max(clients, FULL) if device == "cuda" else clients
-    steps = c.train.rounds * c.train.epochs * max(1, samples // c.train.batch)
+    batches = c.train.epochs * max(1, samples // c.train.batch)
+    steps = c.rounds * batches + 2 * len(c.pool_rounds) * batches  # two more views in rounds with a pool
     step = STEP[device, network] * pixels
     image = IMAGE["cuda"] * pixels if device == "cuda" else IMAGE["cpu"] * step
     tests = c.partition.ways * (c.eval.per_class or TESTS.get(c.data.name, 100))
-    looked_at = clients * (tests * -(-c.train.rounds // c.eval.every) + samples * c.train.rounds)
+    looked_at = clients * (tests * -(-c.rounds // c.eval.every) + samples * c.rounds)
     return ONCE[device] + step * steps * at_once + image * looked_at
 
 

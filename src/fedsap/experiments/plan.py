@@ -34,7 +34,7 @@ class Place:
 
     @property
     def rounds(self) -> int:
-        return self.runs[0].config.train.rounds
+        return self.runs[0].config.rounds
 
     def round(self, t: int) -> int:
         """Round t of the full experiment in runs that may be shorter: the same share of all rounds.
@@ -76,8 +76,11 @@ def _quickly(layer: Layer) -> Layer:
     small = merged(layer, quick()["all"], quick().get(name, {}))
     if small.get("model", {}).get("name") == "small":
         small = {**small, "model": {k: v for k, v in small["model"].items() if k in SMALL_KEYS}}
-    shots = min(limits["shots"], layer["partition"]["shots"])
-    return merged(small, {"partition": {"shots": shots}})
+    small = merged(small, {"partition": {"shots": min(limits["shots"], layer["partition"]["shots"])}})
+    pool = min(limits["pool"], layer.get("unlabelled", {}).get("size", 0))
+    return (
+        merged(small, {"unlabelled": {"size": pool}}) if pool else {k: v for k, v in small.items() if k != "unlabelled"}
+    )
 
 
 def identity(content: Row) -> str:
@@ -98,7 +101,7 @@ def plan(experiments: Sequence[Experiment], out: Path, change: Change) -> list[P
             if set(layer.get("eval", {})) & set(OBSERVED):
                 config, full = _resolved(change(layer), change(layer), (0,))[0], _rounds(layer)
                 looks = wanted.setdefault(identity(decisive(config)), {"snapshots": [], "gradients": False})
-                ratio = config.train.rounds / full
+                ratio = config.rounds / full
                 rounds = {max(1, round(t * ratio)) for t in layer["eval"].get("snapshots", [])}
                 looks["snapshots"] = sorted({*looks["snapshots"], *rounds})
                 looks["gradients"] |= layer["eval"].get("gradients", False)
@@ -143,7 +146,7 @@ def _resolved(layer: Layer, about: Layer, seeds: tuple[int, ...]) -> list[Config
 
 
 def _rounds(layer: Layer) -> int:
-    return _resolved(layer, layer, (0,))[0].train.rounds
+    return _resolved(layer, layer, (0,))[0].rounds
 
 
 def select(places: Sequence[Place], words: Iterable[str]) -> list[Place]:

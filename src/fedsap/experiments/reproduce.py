@@ -48,7 +48,7 @@ def work(places: Sequence[Place]) -> Work:
     where = device(runs[0].config.device).type
     expected = []
     for group in groups:
-        share = 1 - min(len(run.rows()) for run in group) / group[0].config.train.rounds
+        share = 1 - min(len(run.rows()) for run in group) / group[0].config.rounds
         expected.append(share * seconds([run.config for run in group], where))
     return Work(groups, expected, len(runs) - len(open_), len(runs), where == "cuda")
 

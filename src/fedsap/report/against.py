@@ -67,9 +67,15 @@ def _at(place: Place) -> tuple[str, str]:
 
 
 def _short(place: Place) -> str:
-    """The setting without the data set, which the block names; k where settings differ in it."""
-    several = len({layer["partition"]["shots"] for layer in place.experiment.settings.values()}) > 2
-    return f"{place.tags['n']}, {place.tags['k']}" if several else place.tags["n"]
+    """The setting without the data set, which the block names; k and |U| where settings of the data set differ in them."""
+    own = place.experiment.settings[place.setting]
+    alike = [s for s in place.experiment.settings.values() if s["data"] == own["data"]]
+    parts = [place.tags["n"]]
+    if len({s["partition"]["shots"] for s in alike}) > 1:
+        parts.append(place.tags["k"])
+    if len({s.get("unlabelled", {}).get("size") for s in alike}) > 1:
+        parts.append(f"|U|={own['unlabelled']['size']}")
+    return ", ".join(parts)
 
 
 def _entries(cell: Cell | None, letters: dict[str, str], compared: bool) -> list[Entry]:
