@@ -216,7 +216,7 @@ def reproduce(
         complete = reproduce.execute(todo, follow=follow, tell=_complain, stop=stop, until=until)
     entries = reproduce.entries(places)
     if not entries and todo.problems:
-        raise UserError(todo.problems[0])
+        raise typer.Exit(2)  # they have been told
     written = reproduce.record(places, out, complete)
     by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
     if complete and not any(p.experiment.group in ("study", "beyond", "cpu") for p in places):

@@ -67,7 +67,7 @@ def _at(place: Place) -> tuple[str, str]:
 
 
 def _short(place: Place) -> str:
-    """The setting without the data set, which the block names; k and |U| where settings of the data set differ in them."""
+    """The setting without the data set, which the block names; k and |U| where settings of it differ in them."""
     own = place.experiment.settings[place.setting]
     alike = [s for s in place.experiment.settings.values() if s["data"] == own["data"]]
     parts = [place.tags["n"]]
