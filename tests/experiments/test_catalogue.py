@@ -58,19 +58,19 @@ def test_the_ablations_rows_are_runs_of_table_1():
 
 
 def test_the_values_of_readings_that_are_joined_are_all_there():
-    study = catalogue()["study"]
-    assert study.readings["the text"] == {}
-    joined = study.readings["64 pixels + prototypes running along + s 8"]
+    assert catalogue()["study"].readings["the text"] == {}
+    joined = catalogue()["study-pairs"].readings["64 pixels + prototypes running along + s 8"]
     assert joined == {"model": {"resolution": 64}, "method": {"fedsap": {"proto_pass": "running", "proxy_scale": 8.0}}}
 
 
 def test_each_reading_changes_a_run_of_table_1():
-    study = catalogue()["study"]
+    study, pairs = catalogue()["study"], catalogue()["study-pairs"]
     for setting in study.settings:
         plain = {v: configs(study.layer("the text", setting, v), (1,)) for v in study.variants}
-        for reading in list(study.readings)[1:]:
-            changed = {v: configs(study.layer(reading, setting, v), (1,)) for v in study.variants}
-            assert changed != plain, reading
+        for one, readings in ((study, list(study.readings)[1:]), (pairs, list(pairs.readings))):
+            for reading in readings:
+                changed = {v: configs(one.layer(reading, setting, v), (1,)) for v in one.variants}
+                assert changed != plain, reading
 
 
 def test_groups_and_names():

@@ -41,7 +41,7 @@ def test_what_is_looked_at_besides_makes_no_other_run():
 
 
 def test_readings_that_do_not_concern_a_method_share_its_runs():
-    places = made("study")
+    places = made("study", "study-pairs")
     of = {p.reading: folders([p]) for p in places if (p.setting, p.variant) == ("cifar10-n3", "fedproto")}
     assert of["s 8"] == of["the text"]
     assert of["64 pixels + s 8"] == of["64 pixels"]

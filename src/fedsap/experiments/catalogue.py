@@ -144,8 +144,9 @@ def _experiment(name: str, content: Layer, settings: Layer, raw: Mapping[str, La
                     claims[measure, variant, setting] = Claim(*value)
     content.pop("paper", None)
     readings = content.pop("readings", {TEXT: {}})
-    for names in content.pop("together", []):
-        readings[" + ".join(names)] = merged(*(readings[one] for one in names))
+    if "together" in content:
+        single = raw[content.pop("readings_of")]["readings"]
+        readings = {" + ".join(names): merged(*(single[n] for n in names)) for names in content.pop("together")}
     measures = content.pop("measures", list(source.get("paper", {})))
     for measure in measures:
         if measure.partition("@")[0] not in MEASURES:
