@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -21,9 +21,6 @@ import fedsap
 from fedsap import show
 from fedsap.config import Config, assignments, merged, read, resolve
 from fedsap.errors import UserError
-
-if TYPE_CHECKING:
-    from fedsap.runs import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -184,60 +181,18 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Make the paper's tables and figures: run what is missing, then print the paper's value, ours, the difference."""
-    from fedsap.experiments import catalogue, plan, reproduce
-    from fedsap.experiments.compare import scores
-    from fedsap.experiments.cost import said
-    from fedsap.report import write_report
-    from fedsap.report.against import against, ranking
+    from fedsap.experiments.command import command, deadline
+    from fedsap.experiments.plan import Change
 
     console = show.to_people()
-    began = time.monotonic()
-    change = plan.Change(quick, _numbers("--seeds", seeds), tuple(sets or ()), data)
-    places = plan.plan(catalogue.chosen(what), out, change)
-    places = plan.select(places, [word.strip() for word in only.split(",")]) if only else places
-    todo = reproduce.work(places)
-    console.print(
-        f"{todo.runs} runs, {todo.done} of them done; about {said(todo.left)} for the others, by what was measured on "
-        f"{'an H200' if todo.cuda else 'two CPU cores'}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-    @contextmanager
-    def follow(group: "list[Run]") -> "Iterator[Callable[[Run, Any], None]]":
-        config = group[0].config
-        title = f"{group[0].folder.parent.name}, {', '.join(str(one.config.seed) for one in group)}"
-        done = min(len(one.rows()) for one in group)
-        with show.Progressing(title, config.rounds, done, console, len(group)) as progress:
-            yield lambda _, row: progress(row)
-
+    change = Change(quick, _numbers("--seeds", seeds), tuple(sets or ()), data)
+    until = deadline(minutes)
     with _interrupts(console) as stop:
-        until = None if minutes is None else began + 60 * minutes
-        complete = reproduce.execute(todo, follow=follow, tell=_complain, stop=stop, until=until)
-    entries = reproduce.entries(places)
-    if not entries and todo.problems:
-        raise typer.Exit(2)  # they have been told
-    written = reproduce.record(places, out, complete)
-    by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
-    if complete and not any(p.experiment.group in ("study", "beyond", "cpu") for p in places):
-        folders = [run.folder for run in plan.distinct(places)]
-        drawn = any(p.experiment.group == "figures" for p in places)
-        written += write_report(folders, out, ("html", "md") if drawn else ("html",), _complain)
-    if as_json:
-        summaries = [reproduce.summary(some, complete) for some in by_experiment]
-        typer.echo(json.dumps({"experiments": summaries, "methods": entries, "complete": complete, "out": str(out)}))
-    else:
-        shown = Console()
-        for some in by_experiment:
-            shown.print(show.table(against(some)))
-            if found := scores(some):
-                shown.print(show.table(ranking(found)))
-        if not complete:
-            typer.echo("not complete: the same command goes on")
-        for path in written:
-            typer.echo(f"written: {path}")
-    if todo.problems:
-        raise typer.Exit(2)
+        status = command(
+            what, only, change, out, until=until, as_json=as_json, console=console, stop=stop, complain=_complain
+        )
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command()
