@@ -9,7 +9,7 @@ def held_out(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
 
     At least one sample of each class is set aside and one is left, where there are two. labels: [N] -> bool [N]
 
-    >>> held_out(np.array([0, 0, 0, 0, 1, 1]), 0.25).sum()
+    >>> int(held_out(np.array([0, 0, 0, 0, 1, 1]), 0.25).sum())
     2
     """
     aside = np.zeros(len(labels), bool)
