@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def _plainly(path: Path) -> Iterator[None]:
+def plainly(path: Path) -> Iterator[None]:
     """Failed writes in words."""
     try:
         yield
@@ -62,7 +62,7 @@ def _plainly(path: Path) -> Iterator[None]:
 
 def write(path: Path, content: str) -> None:
     """Replaces a file in one step: a reader finds the old content or the new."""
-    with _plainly(path):
+    with plainly(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -173,7 +173,7 @@ def execute_all(
     rows: dict[int, list[Row]] = {}
     waiting: dict[int, Row | None] = {}  # for figures that come with the next round
     for seed, one in by_seed.items():
-        with _plainly(one.folder):
+        with plainly(one.folder):
             one.folder.mkdir(parents=True, exist_ok=True)
         servers[seed], last, waiting[seed] = _take_up(federation, one)
         if last == 0:
@@ -188,7 +188,7 @@ def execute_all(
         logs = {}
         for seed, one in by_seed.items():
             path = one.folder / "metrics.jsonl"
-            files.enter_context(_plainly(path))
+            files.enter_context(plainly(path))
             logs[seed] = files.enter_context(path.open("a", encoding="utf-8"))
 
         def put(seed: int, row: Row) -> None:
@@ -214,7 +214,7 @@ def execute_all(
             for seed, outcome in outcomes.items():
                 if outcome.scores is not None and outcome.scores.kept is not None and federation.pictures is not None:
                     folder = by_seed[seed].folder
-                    with _plainly(folder / "snapshots"):
+                    with plainly(folder / "snapshots"):
                         save_snapshot(folder, outcome.t, outcome.scores.kept, federation.pictures)
                 before, waiting[seed] = waiting[seed], None
                 if before is not None:
@@ -248,7 +248,7 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
         for one, (outcome, waiting) in outcomes.items():
             scratches.append(one.checkpoint.with_suffix(".part"))
             about = {"round": str(outcome.t)} | ({"waiting": json.dumps(waiting)} if waiting else {})
-            with _plainly(one.checkpoint):
+            with plainly(one.checkpoint):
                 tensors = _content(federation, one.config.seed, outcome.server)
                 save_file(tensors, scratches[-1], about)
                 with scratches[-1].open("rb") as file:
@@ -258,7 +258,7 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
             scratch.unlink(missing_ok=True)
         raise
     for one, scratch in zip(outcomes, scratches, strict=True):
-        with _plainly(one.checkpoint):
+        with plainly(one.checkpoint):
             scratch.replace(one.checkpoint)
 
 
