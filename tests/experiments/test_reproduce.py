@@ -73,10 +73,12 @@ def test_the_second_phase_is_measured_before_and_after(tiny, tmp_path):
     done = reproduce(tiny, tmp_path, *words)
     assert done.exit_code == 0, done.stderr
     (table,) = json.loads(done.stdout)["experiments"]
-    (path,) = tmp_path.rglob("metrics.jsonl")
+    assert len(table["cells"]) == 8  # with the pool, and as many rounds without
+    settings = {path.parent: json.loads(path.read_text())["method"] for path in tmp_path.rglob("config.json")}
+    (path,) = (folder / "metrics.jsonl" for folder, method in settings.items() if method["consistency"])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) == 5
-    found = {c["measure"]: c["mean"] for c in table["cells"]}
+    found = {c["measure"]: c["mean"] for c in table["cells"] if c["variant"] == "fedsap"}
     for measure, row in (("@100", rows[2]), ("@150", rows[4])):  # three of 100 rounds, five of 150
         assert found[f"silhouette{measure}"] == row["silhouette"]
         assert found[f"proto{measure}"] == pytest.approx(100 * sum(row["accuracy"]["proto"]) / 3)
