@@ -128,6 +128,32 @@ def combine(per_client):
     return {c: sum(ps) / len(ps) for c, ps in by_class.items()}
 
 
+def batches(seed, client, t, number, n, size):
+    """Indices of each batch of a client's epoch `number` of round t; a short last one is left out unless it is all."""
+    order = torch.from_numpy(numbers(seed, "batches", client, t * 1000 + number).permutation(n))
+    full = n // size
+    return [order[i * size : (i + 1) * size] for i in range(full)] or [order]
+
+
+def average(states, shares):
+    """The mean of state_dicts, entry by entry."""
+    return {
+        k: sum(n * s[k] for n, s in zip(shares, states, strict=True)) / sum(shares)
+        for k, v in states[0].items()
+        if v.is_floating_point()
+    }
+
+
+def put(model, state):
+    """Loads what a state_dict has of a module's weights."""
+    assert not model.load_state_dict(state, strict=False).unexpected_keys
+
+
+def sgd(parameters, lr=0.05):
+    """The optimiser of `federations.pair`."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.5)
+
+
 class Federation:
     """`method` is one of local, fedavg, fedproto, fedsap, fedmps; `options` holds its numbers."""
 
@@ -159,11 +185,7 @@ class Federation:
         optimiser = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
         seen, history = [], []
         for e in range(self.epochs):
-            order = numbers(self.seed, "batches", q, t * 1000 + e).permutation(len(y))
-            full = len(y) // self.batch
-            stop = full * self.batch if full else len(y)
-            for start in range(0, stop, self.batch):
-                b = torch.from_numpy(order[start : min(start + self.batch, stop)])
+            for b in batches(self.seed, q, t, e, len(y), self.batch):
                 h, logits, low = model(x[b])
                 terms = self.loss(t, h, logits, low, y[b])
                 optimiser.zero_grad()

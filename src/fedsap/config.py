@@ -244,7 +244,7 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
 def validated_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a method, checked, defaults filled in."""
     method = METHODS[name]
-    hints = get_type_hints(method)
+    hints = get_type_hints(method, include_extras=True)
     values: dict[str, Any] = {}
     for key, field in options(method).items():
         value = given.get(key, field.default)

@@ -8,9 +8,10 @@ round calls them; each has a default, and the defaults together are local traini
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsap import losses
@@ -18,7 +19,9 @@ from fedsap.message import Message, PerClass
 from fedsap.models.network import Features, Network, Weights
 
 State = dict[str, Weights]  # what clients keep between rounds: "model", and what a method adds, by name
-Pass = Literal["eval", "train", "running"]
+Pass = Literal["eval", "train", "running"]  # when prototypes are taken, as an option
+When = Literal["before", "eval", "train", "running"]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def option(default: Any, about: str) -> Any:
@@ -45,17 +48,23 @@ class Round:
     clients: Tensor  # [R] ids of the clients that replied, ascending; replies come in this order
 
 
+class Forward(Protocol):
+    """The network on the images at hand, with any weights. Outside training `train` changes nothing."""
+
+    def __call__(self, weights: Weights, *, train: bool = True) -> Features: ...
+
+
 @dataclass(frozen=True)
 class Step:
     """One batch of every client, after the forward pass."""
 
     y: Tensor  # [Q, B]
-    out: Features  # of the trained model
+    out: Features  # of the first of the weights that the phase trains
     down: Message  # what the client was sent this round, with client axis
     owned: Tensor  # bool [Q, C] classes the client holds
     weight: Mapping[str, Tensor]  # `Method.schedule` of this round, tensors without axes
     state: State  # the client's weights by name; those being trained carry gradients
-    forward: Callable[[Weights], Features]  # the network on this batch with other weights
+    forward: Forward  # the network on this batch with other weights
     live: Callable[[Weights], Weights]  # the part of received weights that `state` is to be compared with
 
 
@@ -74,6 +83,7 @@ class Phase:
 class Local:
     """What a client has when it replies, with client axis."""
 
+    task: Task
     state: State
     down: Message
     means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says
@@ -117,9 +127,9 @@ class Method:
 
     # --- the clients
 
-    def join(self, task: Task, state: State) -> State:
-        """What a client keeps beside its model, before its first round; `state` holds the initial "model"."""
-        return state
+    def init(self, task: Task, generator: torch.Generator) -> State:
+        """What ONE client begins with, without client axis; with `start` = common, one draw is for all."""
+        return {"model": task.network.init(generator)}
 
     def receive(self, state: State, down: Message) -> State:
         """The client's state once the server's message is in, before training and before evaluation."""
@@ -133,9 +143,10 @@ class Method:
         """Local training, stretch by stretch."""
         return (Phase(self.loss),)
 
-    def cross_entropy(self, step: Step) -> Tensor:
-        """L_CE over the classes that the option `ce` names, [Q]."""
-        return losses.cross_entropy(step.out.logits, step.y, step.owned if self.ce == "own" else None)
+    def cross_entropy(self, step: Step, logits: Tensor | None = None) -> Tensor:
+        """L_CE of logits, those of `step.out` if none are given, over the classes that the option `ce` names, [Q]."""
+        logits = step.out.logits if logits is None else logits
+        return losses.cross_entropy(logits, step.y, step.owned if self.ce == "own" else None)
 
     def loss(self, step: Step) -> dict[str, Tensor]:
         """The terms of the local objective, already weighted, [Q] each."""
@@ -145,9 +156,10 @@ class Method:
         """The vectors [Q, B, *] that local prototypes are means of, by name."""
         return {"proto": out.h}
 
-    def passes(self) -> dict[str, Pass]:
-        """When the class means of each of `represent` are taken: in a pass after training (layers in evaluation or in
-        training mode) or running along with the last epoch. What is not named is not taken."""
+    def passes(self) -> Mapping[str, When]:
+        """When the class means of each of `represent` are taken: in a pass with the received weights before training,
+        in one after it (layers in evaluation or in training mode), or running along with the last epoch. What is not
+        named is not taken."""
         return {}
 
     def reply(self, local: Local) -> Message:
@@ -168,6 +180,6 @@ class Method:
         """The weights that a client is judged by."""
         return state["model"]
 
-    def logits(self, out: Features, state: State) -> Tensor:
-        """What head inference takes the argmax of, [Q, B, C]."""
+    def logits(self, out: Features, state: State, forward: Forward) -> Tensor:
+        """What head inference takes the argmax of, [Q, B, C]; `out` is that of `model`."""
         return out.logits
