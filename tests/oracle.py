@@ -89,6 +89,31 @@ def proxy(h, y, bank, s):
     return total / len(y)
 
 
+def proxy_nca(h, y, bank, s):
+    """-1/B sum log( exp(-s |x - p_y|^2) / sum_{c != y} exp(-s |x - p_c|^2) ) of unit vectors."""
+    total = h.sum() * 0
+    for v, y_i in zip(h, y.tolist(), strict=True):
+        near = {c: torch.exp(-s * (unit(v) - unit(p)).square().sum()) for c, p in bank.items()}
+        others = [e for c, e in near.items() if c != y_i]
+        if y_i in near and others:
+            total = total - torch.log(near[y_i] / sum(others))
+    return total / len(y)
+
+
+def proxy_anchor(h, y, bank, s, margin=0.1):
+    """Proxy by proxy: its own samples, and all others."""
+    total, labels = h.sum() * 0, y.tolist()
+    seen = [c for c in bank if c in labels]
+    for c, p in bank.items():
+        cosines = [torch.dot(unit(v), unit(p)) for v in h]
+        own = sum(torch.exp(-s * (k - margin)) for k, y_i in zip(cosines, labels, strict=True) if y_i == c)
+        rest = sum(torch.exp(s * (k + margin)) for k, y_i in zip(cosines, labels, strict=True) if y_i != c)
+        total = total + torch.log(1 + rest + h.sum() * 0) / len(bank)
+        if c in seen:
+            total = total + torch.log(1 + own) / len(seen)
+    return total
+
+
 def contrast(h, y, bank, tau=0.5, base=0.07):
     """Supervised contrast over the batch and a copy of each sample's prototype, anchor by anchor."""
     u = [*h, *[bank.get(int(c), v.detach()) for v, c in zip(h, y, strict=True)]]

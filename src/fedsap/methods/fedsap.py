@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedsap import losses
 from fedsap.message import Message, PerClass, table
-from fedsap.methods.method import Local, Method, Pass, Round, Step, Task, option
+from fedsap.methods.method import Local, Method, Pass, Phase, Round, State, Step, Task, option
 from fedsap.prototypes import combine_replies, send
 from fedsap.schedules import Schedule, Shape
 
@@ -30,10 +31,11 @@ class FedSAP(Method):
     reduction: Literal["mean", "sum"] = option("mean", "squared distance as mean over the d dimensions, or their sum")
     proxy: float = option(1.0, "weight of the proxy loss; 0 leaves it out")
     proxy_start: int = option(1, "first round with the proxy loss (round 1 has no prototypes yet)")
-    proxy_scale: float = option(32.0, "s, by which cosines are multiplied before the softmax")
-    proxy_classes: Literal["bank", "own"] = option(
-        "bank", "the softmax runs over all prototypes, or the client's classes"
+    proxy_loss: Literal["softmax", "learned", "nca", "nca++", "anchor"] = option(
+        "softmax", "over cosines with the prototypes, or with proxies trained from there; ProxyNCA(++), Proxy Anchor"
     )
+    proxy_scale: float = option(32.0, "s, by which cosines (nca, nca++: squared distances) are multiplied")
+    proxy_classes: Literal["bank", "own"] = option("bank", "the loss runs over all prototypes, or the client's classes")
     proto_pass: Pass = option(
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
@@ -53,14 +55,39 @@ class FedSAP(Method):
     def broadcast(self, server: Message, t: int) -> Message:
         return server
 
+    def init(self, task: Task, generator: torch.Generator) -> State:
+        state = super().init(task, generator)
+        if self.proxy_loss == "learned":
+            state["proxies"] = {"rows": torch.zeros(task.classes, task.network.dim)}
+        return state
+
+    def receive(self, state: State, down: Message) -> State:
+        """Learned proxies begin every round at the bank."""
+        if "proxies" in state and "bank" in down:
+            return {**state, "proxies": {"rows": table(down, "bank").values}}
+        return state
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.loss, trains=("model", "proxies") if self.proxy_loss == "learned" else ("model",)),)
+
     def loss(self, step: Step) -> dict[str, Tensor]:
         terms = {"ce": self.cross_entropy(step)}
         if "bank" in step.down:
             bank, h = table(step.down, "bank"), step.out.h
             terms["align"] = step.weight["align"] * losses.align(h, step.y, bank, self.reduction)
-            own = step.owned if self.proxy_classes == "own" else None
-            terms["proxy"] = step.weight["proxy"] * losses.proxy(h, step.y, bank, self.proxy_scale, own)
+            terms["proxy"] = step.weight["proxy"] * self.separate(step, bank)
         return terms
+
+    def separate(self, step: Step, bank: PerClass) -> Tensor:
+        """L_Proxy, or what `proxy_loss` puts in its place."""
+        h, y, own = step.out.h, step.y, step.owned if self.proxy_classes == "own" else None
+        if self.proxy_loss == "nca":
+            return losses.proxy_nca(h, y, bank, self.proxy_scale, own)
+        if self.proxy_loss == "anchor":
+            return losses.proxy_anchor(h, y, bank, self.proxy_scale, own)
+        if self.proxy_loss == "learned":
+            bank = PerClass(step.state["proxies"]["rows"], bank.mask)
+        return losses.proxy(h, y, bank, self.proxy_scale * (2 if self.proxy_loss == "nca++" else 1), own)
 
     def passes(self) -> dict[str, Pass]:
         return {"proto": self.proto_pass}
