@@ -96,7 +96,14 @@ def played(simulation, rounds=None, presence=None, every=1):
     task = task if rounds is None else replace(task, rounds=rounds)
     presence = presence or Presence()
     return play(
-        stack.method, task, simulation, seed=SEED, server=None, done=0, presence=presence, judge=Judge(every=every)
+        stack.method,
+        task,
+        simulation,
+        seed=stack.keys[0].seed,
+        server=None,
+        done=0,
+        presence=presence,
+        judge=Judge(every=every),
     )
 
 
