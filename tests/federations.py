@@ -46,8 +46,11 @@ def pair(
     lr=0.05,
     device="cpu",
     together=0,
+    pool=None,
+    more=0,
 ):
-    """(Simulation, oracle models, oracle images, oracle labels, test images of the oracle)."""
+    """(Simulation, oracle models, oracle images, oracle labels, test images of the oracle). `pool`, if given, makes a
+    training.feed.Pool of the device; it is used in the `more` rounds after the first."""
     rng = np.random.default_rng(3)
     classes = 4
     side, channels = (8, 1) if name == "small" else (16, 3)
@@ -69,9 +72,10 @@ def pair(
         owned[order].to(device),
         look,
         Hyper(batch=8, lr=lr, momentum=momentum, epochs=epochs),
+        pool(order, classes, look, range(rounds + 1, rounds + more + 1)) if pool else None,
     )
     test = Images.of(tests, [test_lists[c] for c in order], torch.device(device))
-    task = Task(network, classes, len(sizes), rounds)
+    task = Task(network, classes, len(sizes), rounds, more, stack.pool.size if pool else 0)
     simulation = Simulation(stack, test, task, chunk=7, together=together)
     models = []
     for c in range(len(sizes)):

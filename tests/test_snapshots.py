@@ -89,7 +89,7 @@ def test_nothing_is_kept_unless_asked(data, tmp_path):
 
 
 def test_a_round_that_never_comes_is_a_mistake():
-    with pytest.raises(UserError, match=r"eval\.snapshots: got 9, takes rounds up to train\.rounds \(4\)"):
+    with pytest.raises(UserError, match=r"eval\.snapshots: got 9, takes rounds up to the last one \(4\)"):
         resolve({"train": {"rounds": 4}, "eval": {"snapshots": [9]}})
 
 

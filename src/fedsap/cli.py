@@ -124,7 +124,7 @@ def run(
             configs_of = [one.config for one in group]
             seeds = ", ".join(str(c.seed) for c in configs_of)
             title = f"{configs_of[0].method['name']} seed{'s' if len(group) > 1 else ''} {seeds}"
-            rounds = configs_of[0].train.rounds
+            rounds = configs_of[0].rounds
             try:
                 with ExitStack() as open_:
                     done = min(len(one.rows()) for one in group)

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fedsap import presets
 from fedsap.data import DATASETS
 from fedsap.data.partition import Rule, Slices
+from fedsap.data.strong import LEVELS
+from fedsap.data.unlabelled import Balance
 from fedsap.errors import UserError
 from fedsap.methods import METHODS, Method, named
 from fedsap.presets import Layer
@@ -50,6 +52,33 @@ class PartitionKeys(Section):
     )
     min_samples: Count = Field(10, description="least samples of a client with rule = dirichlet")
     seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the run's seed")
+
+
+class UnlabelledKeys(Section):
+    size: Annotated[int, Field(ge=0)] = Field(0, description="unlabelled samples of each client; 0: there are none")
+    rounds: Count = Field(50, description="rounds in which they are used")
+    start: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="the last round before these; unset: train.rounds, so that they come after it"
+    )
+    balance: Balance = Field("even", description="a pool has as much of each of its classes, or random shares")
+    foreign: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of a pool that is of classes the client does not hold"
+    )
+    seed: Annotated[int, Field(ge=0)] | None = Field(None, description="unset: the partition's seed")
+    batch: Count = Field(8, description="unlabelled samples that go with each batch of labelled ones")
+    weak: Literal["auto", "none", "crop", "crop-flip"] = Field(
+        "auto", description="weak view; auto: crop and flip of colour images, crop of handwriting"
+    )
+    strong: Literal["auto", "colour", "shape"] = Field(
+        "auto", description="RandAugment of strong views: all operations, or those on the shape; auto: the data set's"
+    )
+    ops: Count = Field(2, description="operations of RandAugment, one after another")
+    magnitude: Annotated[int, Field(ge=0, le=LEVELS)] | Literal["random"] = Field(
+        10, description="their strength, 0 to 30, or random for each"
+    )
+    cutout: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="side of the square cut out of strong views, as a share of the image's; 0: none"
+    )
 
 
 class ModelKeys(Section):
@@ -103,12 +132,25 @@ class EvalKeys(Section):
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")
 
 
+def pool_rounds(rounds: int, unlabelled: Mapping[str, Any]) -> range:
+    """The rounds with unlabelled samples, from `train.rounds` and the keys of the section.
+
+    >>> pool_rounds(100, {"size": 600, "rounds": 50, "start": None}), pool_rounds(100, {"size": 0})
+    (range(101, 151), range(0, 0))
+    """
+    if not unlabelled.get("size"):
+        return range(0)
+    start = rounds if unlabelled["start"] is None else unlabelled["start"]
+    return range(start + 1, start + 1 + unlabelled["rounds"])
+
+
 class Config(Section):
     """One method, one seed: all that decides the outcome of a run."""
 
     preset: Literal["paper", "reference"] = Field("paper", description="values for what the keys below leave open")
     data: DataKeys = DataKeys()
     partition: PartitionKeys = PartitionKeys()
+    unlabelled: UnlabelledKeys = UnlabelledKeys()
     model: ModelKeys = ModelKeys()
     method: dict[str, Any] = Field({"name": "fedsap"}, description="name, and the method's own options")
     train: TrainKeys = TrainKeys()
@@ -117,6 +159,16 @@ class Config(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
     engine: Literal["simulate"] = Field("simulate", description="all clients in this process")
 
+    @property
+    def pool_rounds(self) -> range:
+        """The rounds in which unlabelled samples are used."""
+        return pool_rounds(self.train.rounds, self.unlabelled.model_dump())
+
+    @property
+    def rounds(self) -> int:
+        """All rounds: those of training, and those with unlabelled samples if they go on after these."""
+        return max(self.train.rounds, self.pool_rounds.stop - 1)
+
     def made_method(self) -> Method:
         """The method with its options."""
         options = {k: v for k, v in self.method.items() if k != "name"}
@@ -124,7 +176,8 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    "data": DataKeys, "partition": PartitionKeys, "model": ModelKeys, "train": TrainKeys, "eval": EvalKeys
+    "data": DataKeys, "partition": PartitionKeys, "unlabelled": UnlabelledKeys, "model": ModelKeys, "train": TrainKeys,
+    "eval": EvalKeys
 }  # fmt: skip
 TOP = ("preset", "seeds", "device", "engine")
 
@@ -232,9 +285,9 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
         config = Config.model_validate(content | {"model": model, "method": {"name": name} | method, "seed": seed})
     except ValidationError as error:
         raise _said(error, "") from None
-    late = [t for t in config.eval.snapshots if t > config.train.rounds]
+    late = [t for t in config.eval.snapshots if t > config.rounds]
     if late:
-        raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to train.rounds ({config.train.rounds})")
+        raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to the last one ({config.rounds})")
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")

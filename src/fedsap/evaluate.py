@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsap.losses import FAR
 from fedsap.message import PerClass
-from fedsap.methods.method import State
+from fedsap.methods.method import State, View
 from fedsap.models import layers
 from fedsap.models.network import Features, Weights
 from fedsap.prototypes import nearest, scores
@@ -116,10 +116,17 @@ def evaluate(
     }
 
 
-def _forward(stack: Stack, x: Tensor, weights: Weights, *, train: bool = False) -> Features:  # noqa: ARG001
+def _forward(
+    stack: Stack,
+    x: Tensor,
+    weights: Weights,
+    view: View | None = None,
+    *,
+    train: bool = False,  # noqa: ARG001
+) -> Features:
     """The network as in `Step.forward`, but never in training mode."""
     with layers.precision(stack.hyper.precision):
-        return stack.network(weights, x)
+        return stack.network(weights, x if view is None else view.x)
 
 
 def _chosen_all(lengths: Sequence[int], federations: Mapping[int, Sequence[int]], sample: int) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """From a configuration and a data set to a federation that can be played."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,15 @@ from fedsap.config import Config
 from fedsap.data import Augment, Dataset, Split, load, search_path
 from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
+from fedsap.data.strong import Strong
+from fedsap.data.unlabelled import with_pools
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
 from fedsap.memory import keep_freed
 from fedsap.methods import Method
 from fedsap.methods.method import Task
 from fedsap.models import build
-from fedsap.training.feed import Images, Key, Look
+from fedsap.training.feed import Images, Key, Look, Pool
 from fedsap.training.local import Hyper, Stack
 from fedsap.training.rounds import Judge, Presence
 
@@ -50,8 +52,14 @@ def split(config: Config, data: Dataset) -> Partition:
     """Who holds what."""
     keys = config.partition.model_dump()
     seed = keys.pop("seed")
-    return partition(
+    split = partition(
         data.train.labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
+    )
+    pool = config.unlabelled
+    if not pool.size:
+        return split
+    return with_pools(
+        split, data.train.labels, size=pool.size, balance=pool.balance, foreign=pool.foreign, seed=pool.seed
     )
 
 
@@ -82,7 +90,8 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
     lists = {k: parts[k.seed].indices[k.client] for k in keys}
     keys.sort(key=lambda k: (-(len(lists[k]) // config.train.batch), -len(tests[k])))
     counts = torch.stack([torch.from_numpy(parts[k.seed].counts)[k.client] for k in keys])
-    look = Look(data.mean, data.std, _augment(config, data), padding(min(shape[:2])))
+    pad = padding(min(shape[:2]))
+    look = Look(data.mean, data.std, _augment(config, data), pad, background=data.background)
     stack = Stack(
         network,
         method,
@@ -99,8 +108,12 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
             config.train.drop_last,
             config.train.precision,
         ),
+        _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
     )
-    task = Task(network, len(data.classes), parts[config.seed].clients, config.train.rounds)
+    task = Task(
+        network, len(data.classes), parts[config.seed].clients, config.train.rounds,
+        config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0,
+    )  # fmt: skip
     test = Images.of(data.test, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
@@ -121,6 +134,34 @@ def _weights(config: Config) -> str | None:
     raise UserError(
         f"model.weights: no file {name} in {', '.join(str(p.parent) for p in dict.fromkeys(tried))}; takes "
         "torchvision's ResNet-18 weights (https://pytorch.org/vision, IMAGENET1K_V1), or none to start from random ones"
+    )
+
+
+def _pool(config: Config, data: Dataset, lists: Sequence[Index], where: torch.device) -> Pool:
+    """The unlabelled samples of the stack, their labels set aside."""
+    keys = config.unlabelled
+    kind = data.kind if keys.strong == "auto" else keys.strong
+    usual: Augment = "crop-flip" if data.kind == "colour" else "crop"
+    channels = data.train.images.shape[3]
+    grey = tuple(round(255 * m) for m in data.mean) if kind == "colour" else (data.background,) * channels
+    weak = Look(
+        data.mean,
+        data.std,
+        usual if keys.weak == "auto" else keys.weak,
+        padding(min(data.train.images.shape[1:3])),
+        background=data.background,
+    )
+    strong = Strong(kind, keys.ops, None if keys.magnitude == "random" else keys.magnitude, keys.cutout, grey)
+    images = Images.of(data.train, lists, where)
+    labels = images.labels.cpu().numpy()
+    return Pool(
+        images.images,
+        images.lists,
+        tuple(labels[own] for own in images.lists),
+        weak,
+        replace(weak, strong=strong),
+        keys.batch,
+        config.pool_rounds,
     )
 
 

@@ -141,6 +141,25 @@ def contrast(h: Tensor, y: Tensor, bank: PerClass, tau: float = 0.5, base_tau: f
     return tau / base_tau * per_anchor.mean(1)
 
 
+def consistency(h: Tensor, labels: Tensor, accepted: Tensor, bank: PerClass) -> Tensor:
+    """Cosine distance of strong views to the prototype of their pseudo-label, L_Cons.
+
+        1/|A| sum_{u in A} (1 - cos(h_u, p_{c_u}))
+
+    A are the accepted samples of the batch whose class has a prototype; 0 if there are none.
+    h: [Q, U, d], labels: [Q, U] (-1: none), accepted: bool [Q, U], bank: [Q, C, d] -> [Q]
+
+    >>> bank = PerClass(torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool))
+    >>> h = torch.tensor([[[2.0, 0.0], [3.0, 0.0], [1.0, 1.0]]])
+    >>> consistency(h, torch.tensor([[0, 1, -1]]), torch.tensor([[True, True, False]]), bank)
+    tensor([0.5000])
+    """
+    prototype, known = of_labels(bank, labels.clamp(min=0))
+    counted = known & accepted & (labels >= 0)
+    distance = 1 - F.cosine_similarity(h, prototype.detach(), dim=-1, eps=1e-12)
+    return torch.where(counted, distance, 0.0).sum(1) / counted.sum(1).clamp(min=1)
+
+
 def soften(logits: Tensor, y: Tensor, soft: PerClass, temperature: float) -> Tensor:
     """Divergence from the soft label of each sample's class: 1/B sum_i KL( softmax(g_{y_i}/T) || softmax(z_i/T) ).
 

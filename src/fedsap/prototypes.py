@@ -49,6 +49,23 @@ def combine(local: PerClass, counts: Tensor | None = None) -> PerClass:
     return PerClass(mean, total > 0)
 
 
+def mixed(local: PerClass, counts: Tensor, pool: PerClass, pool_counts: Tensor, share: float, unit: bool) -> PerClass:
+    """Local prototypes of labelled and of accepted unlabelled samples together.
+
+        p_c = (n_c p_c + share m_c u_c) / (n_c + share m_c), divided by its length if `unit`
+
+    with p_c the mean of n_c labelled, and u_c that of m_c accepted ones. local, pool: [Q, C, d]; counts: [Q, C].
+
+    >>> local, pool = (PerClass(torch.tensor([[v]]), torch.tensor([[True]])) for v in ([4.0, 0.0], [0.0, 6.0]))
+    >>> mixed(local, torch.tensor([[3]]), pool, torch.tensor([[2]]), share=0.5, unit=False).values.tolist()
+    [[[3.0, 1.5]]]
+    """
+    n, m = (torch.where(t.mask, c, 0).to(local.values)[..., None] for t, c in ((local, counts), (pool, pool_counts)))
+    values = (n * local.values + share * m * pool.values) / (n + share * m).clamp(min=1e-12)
+    there = local.mask | (pool.mask & (share > 0))
+    return PerClass(torch.where(there[..., None], F.normalize(values, dim=-1) if unit else values, 0.0), there)
+
+
 def nearest(score: Tensor) -> Tensor:
     """The class with the largest score, [..., C] -> [...]; -1, which is no class, where all are minus infinity.
 

@@ -34,6 +34,7 @@ from fedsap.data import Dataset
 from fedsap.errors import UserError
 from fedsap.federation import Federation, build_federation
 from fedsap.message import Cost, Message, flatten, restore
+from fedsap.methods import METHODS
 from fedsap.models.network import Weights
 from fedsap.snapshots import save_snapshot
 from fedsap.training.rounds import Outcome, play_all
@@ -203,13 +204,13 @@ def execute_all(
                     folder = by_seed[seed].folder
                     with _plainly(folder / "snapshots"):
                         save_snapshot(folder, outcome.t, outcome.scores.kept, federation.clients.test.images)
-                row = _row(outcome, (now - began) / len(runs))  # its share of the stack's time
+                row = _row(outcome, (now - began) / len(runs), config)  # its share of the stack's time
                 rows[seed].append(row)
                 logs[seed].write(json.dumps(row) + "\n")
                 logs[seed].flush()
                 on_round(by_seed[seed], row)
             began = now
-            over, stopping = outcome.t == federation.task.rounds, stop()
+            over, stopping = outcome.t == federation.task.last, stop()
             if over or stopping or now - saved >= config.train.checkpoint:
                 _save(federation, {by_seed[seed]: o for seed, o in outcomes.items()})
                 saved = time.monotonic()
@@ -332,9 +333,10 @@ def _sound(outcome: Outcome, folder: Path) -> None:
             )
 
 
-def _row(outcome: Outcome, seconds: float) -> Row:
+def _row(outcome: Outcome, seconds: float, config: Config) -> Row:
     row: Row = {
         "round": outcome.t,
+        **phase(config, outcome.t),
         "seconds": round(seconds, 4),
         "clients": outcome.clients,
         "failed": {str(c): why for c, why in outcome.failed.items()},
@@ -342,10 +344,19 @@ def _row(outcome: Outcome, seconds: float) -> Row:
         "up": [[c.numbers, c.bytes] for c in outcome.up],
         "down": [[c.numbers, c.bytes] for c in outcome.down],
     }
+    if outcome.figures:
+        row["unlabelled"] = {k: _floats(v) for k, v in outcome.figures.items()}
     if outcome.scores is not None:
         row["accuracy"] = {k: _floats(v) for k, v in outcome.scores.accuracy.items()}
         row["silhouette"] = outcome.scores.silhouette
     return row
+
+
+def phase(config: Config, t: int) -> Row:
+    """What a row says of the phase that its round belongs to, where there is more than one."""
+    if not config.unlabelled.size or not METHODS[config.method["name"]].uses_pool:
+        return {}
+    return {"phase": "semi-supervised" if t in config.pool_rounds else "supervised"}
 
 
 def _floats(values: Tensor) -> list[float | None]:
@@ -415,7 +426,7 @@ def summary(config: Config, partition_hash: str, rows: list[Row]) -> Row:
         "method": config.method["name"],
         "dataset": config.data.name,
         "seed": config.seed,
-        "rounds": config.train.rounds,
+        "rounds": config.rounds,
         "partition": partition_hash,
         "accuracy": accuracy,
         "silhouette": last["silhouette"],

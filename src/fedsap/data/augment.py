@@ -45,8 +45,8 @@ def draw(rng: np.random.Generator, n: int, kind: Augment, pad: int) -> dict[str,
     return draws
 
 
-def apply(images: Tensor, draws: Mapping[str, Tensor], kind: Augment, pad: int) -> Tensor:
-    """Pad with zeros, crop to the old size at (dy, dx), then mirror left to right where `flip` is set.
+def apply(images: Tensor, draws: Mapping[str, Tensor], kind: Augment, pad: int, background: int = 0) -> Tensor:
+    """Pad with the background, crop to the old size at (dy, dx), then mirror left to right where `flip` is set.
 
     images: [*, H, W, C], any dtype. draws: [*] each, on the same device. Returns [*, H, W, C].
 
@@ -59,7 +59,7 @@ def apply(images: Tensor, draws: Mapping[str, Tensor], kind: Augment, pad: int) 
     if kind == "none":
         return images
     h, w, c = images.shape[-3:]
-    padded = F.pad(images.reshape(-1, h, w, c), (0, 0, pad, pad, pad, pad))
+    padded = F.pad(images.reshape(-1, h, w, c), (0, 0, pad, pad, pad, pad), value=background)
     n, high, wide = padded.shape[:3]
     device = images.device
     x = torch.arange(w, device=device).expand(n, w)

@@ -23,4 +23,5 @@ def load_digits() -> Dataset:
         mean=(0.3053,),
         std=(0.3760,),
         augment="none",
+        kind="shape",
     )

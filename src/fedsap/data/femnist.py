@@ -89,6 +89,8 @@ def _load(tree: _Tree, cache: Path | None) -> Dataset:
         mean=(0.1307,),
         std=(0.3081,),
         augment="none",
+        kind="shape",
+        background=255,
     )
 
 

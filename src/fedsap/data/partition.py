@@ -26,6 +26,7 @@ class Partition:
     classes: per client, the classes it holds, sorted.
     shots: per client, the number of samples of each, in that order.
     indices: per client, the places of its samples in the training split, class after class in that order.
+    pools: per client, the places of its samples without labels; empty if there are none (`data.unlabelled`).
     """
 
     rule: str
@@ -34,6 +35,7 @@ class Partition:
     classes: tuple[tuple[int, ...], ...]
     shots: tuple[tuple[int, ...], ...]
     indices: tuple[NDArray[np.int64], ...]
+    pools: tuple[NDArray[np.int64], ...] = ()
 
     @property
     def clients(self) -> int:
@@ -64,8 +66,16 @@ class Partition:
         return sum(self.overlaps_by_class.values())
 
     @property
+    def pool_overlap(self) -> int:
+        """How many samples of the pools another client has too, with or without label, counted as `overlap` is."""
+        if not self.pools:
+            return 0
+        every = np.concatenate([*self.indices, *self.pools])
+        return len(every) - len(np.unique(every)) - self.overlap
+
+    @property
     def hash(self) -> str:
-        """sha256, 64 hexadecimal digits, over rule, seed, number of classes, classes, shots and indices."""
+        """sha256, 64 hexadecimal digits, over rule, seed, number of classes, classes, shots, indices and pools."""
         text = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -83,12 +93,13 @@ class Partition:
             "classes": [list(own) for own in self.classes],
             "shots": [list(own) for own in self.shots],
             "indices": [own.tolist() for own in self.indices],
-        }
+        } | ({"pools": [own.tolist() for own in self.pools]} if self.pools else {})
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain lists, numbers and strings, ready for JSON."""
         beyond = {str(c): count for c, count in self.overlaps_by_class.items()}
-        return self._content() | {"overlap": self.overlap, "overlaps_by_class": beyond, "hash": self.hash}
+        shared = {"pool_overlap": self.pool_overlap} if self.pools else {}
+        return self._content() | {"overlap": self.overlap, "overlaps_by_class": beyond, **shared, "hash": self.hash}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -101,6 +112,7 @@ class Partition:
                 classes=tuple(tuple(map(int, own)) for own in content["classes"]),
                 shots=tuple(tuple(map(int, own)) for own in content["shots"]),
                 indices=tuple(np.asarray(own, dtype=np.int64) for own in content["indices"]),
+                pools=tuple(np.asarray(own, dtype=np.int64) for own in content.get("pools", ())),
             )
             expected = str(content["hash"])
         except KeyError as error:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Augment = Literal["none", "crop", "crop-flip"]
+Kind = Literal["colour", "shape"]  # strong views: all of RandAugment's operations, or those on the shape alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,8 @@ class Split:
 class Dataset:
     """A training and a test split, and how they are usually fed to a network.
 
-    classes: the name of each label. mean, std: [C], of pixels scaled to [0, 1]. augment: the usual augmentation
-    of the training images.
+    classes: the name of each label. mean, std: [C], of pixels scaled to [0, 1]. augment: the usual augmentation of the
+    training images. kind: what strong views of them may change. background: the value of pixels outside an image.
     """
 
     name: str
@@ -35,3 +36,5 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Augment
+    kind: Kind = "colour"
+    background: int = 0

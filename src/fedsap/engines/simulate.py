@@ -11,9 +11,10 @@ from torch import Tensor
 from fedsap import memory, prototypes
 from fedsap.evaluate import SNAPSHOT, Scores, evaluate
 from fedsap.message import Message, PerClass, expand, joined, moved, select, table
-from fedsap.methods.method import Local, State, Task, When
+from fedsap.methods.method import Choice, Local, State, Task, When
 from fedsap.models.network import Weights
-from fedsap.training.feed import Images, Key
+from fedsap.training import pool as unlabelled
+from fedsap.training.feed import Images, Key, Pool
 from fedsap.training.local import Stack, class_means, train
 from fedsap.training.record import Graphs
 from fedsap.training.rounds import Ask, Judge, Replies
@@ -96,31 +97,44 @@ class Simulation:
         early = {n: when for n, when in self.stack.method.passes().items() if when == "before"}
         means = self._means(rows, state, early, t)
         began = self._note("prototypes", began)
+        pool, choice = self._pool(t), None
+        if pool is not None:
+            choice = unlabelled.choose(self.stack, pool, rows, state, message, t, self.chunk)
+            _adopt(state, choice.state)
+            began = self._note("pseudo-labels", began)
+        fed = [] if pool is None or choice is None else unlabelled.feed(pool, rows, choice)
         parts = []
         for start in range(0, len(rows), self._together):
             some = slice(start, start + self._together)
             parts.append(
                 train(
                     self.stack, rows[some], _cut(state, some), _cut(momentum, some), select(message, some), schedule, t,
-                    self.recorder,
+                    self.recorder, fed[some],
                 )
             )  # fmt: skip
         running = joined([p.running for p in parts])
         means |= {k: table(running, k) for k in running}
         terms = {k: torch.cat([p.terms[k] for p in parts]).cpu() for k in parts[0].terms}
         began = self._note("training", began)
-        reply = self._reply(rows, state, message, t, means)
+        reply = self._reply(rows, state, message, t, means, choice)
         self._note("prototypes", began)
         if not everyone:
             _put(self.state, state, index)
             _put(self.momentum, momentum, index)
+        shown = {} if pool is None or choice is None else unlabelled.figures(self.stack, pool, rows, choice)
         replies = {}
         for seed, ask in asks.items():
             at = torch.tensor([bisect_left(rows, self._row[Key(seed, c)]) for c in ask.clients])
             mine = slice(None) if torch.equal(at, torch.arange(len(rows))) else at
             message = select(reply, mine if isinstance(mine, slice) else mine.to(self._device))
-            replies[seed] = Replies(list(ask.clients), message, {k: v[mine] for k, v in terms.items()})
+            own, figures = ({k: v[mine] for k, v in some.items()} for some in (terms, shown))
+            replies[seed] = Replies(list(ask.clients), message, own, figures)
         return replies
+
+    def _pool(self, t: int) -> Pool | None:
+        """The unlabelled samples, in rounds in which the method uses them."""
+        pool = self.stack.pool
+        return pool if pool is not None and self.stack.method.uses_pool and t in pool.rounds else None
 
     def _message(self, asks: Mapping[int, Ask], rows: Sequence[int]) -> Message:
         """What the clients of `rows` are sent, in this order."""
@@ -136,13 +150,24 @@ class Simulation:
         return select(joined([expand(down, clients) | own for down, own, clients in parts]), back)
 
     def _reply(
-        self, rows: Sequence[int], state: State, message: Message, t: int, taken: dict[str, PerClass]
+        self,
+        rows: Sequence[int],
+        state: State,
+        message: Message,
+        t: int,
+        taken: dict[str, PerClass],
+        choice: Choice | None = None,
     ) -> Message:
         """`taken` are the class means that are there already, from before and during training."""
         method = self.stack.method
         later = {n: when for n, when in method.passes().items() if n not in taken}
         means = taken | self._means(rows, state, later, t)
-        return method.reply(Local(self.task, state, message, means, self._counts(rows)))
+        local = Local(self.task, state, message, means, self._counts(rows))
+        wanted, pool = method.pool_passes(), self._pool(t)
+        if choice is not None and pool is not None and wanted:
+            found = unlabelled.measured(self.stack, pool, rows, state["model"], choice, wanted, t, self.chunk)
+            local = replace(local, pool_means=found[0], pool_counts=found[1])
+        return method.reply(local)
 
     def _means(self, rows: Sequence[int], state: State, wanted: Mapping[str, When], t: int) -> dict[str, PerClass]:
         return class_means(self.stack, rows, state["model"], wanted, t, self.chunk) if wanted else {}

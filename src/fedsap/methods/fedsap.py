@@ -1,4 +1,5 @@
-"""FedSAP: FedProto's exchange with a scheduled alignment weight and a cosine-softmax loss over the same prototypes."""
+"""FedSAP: FedProto's exchange with a scheduled alignment weight and a cosine-softmax loss over the same prototypes; in
+rounds with unlabelled samples, these learn from the prototype that they are nearest to."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -6,23 +7,42 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsap import losses
+from fedsap import losses, pseudo
 from fedsap.message import Message, PerClass, table
-from fedsap.methods.method import Local, Method, Pass, Phase, Round, State, Step, Task, option
-from fedsap.prototypes import combine_replies, send
+from fedsap.methods.method import (
+    Choice,
+    Local,
+    Method,
+    Pass,
+    Phase,
+    Round,
+    Seen,
+    Share,
+    Start,
+    State,
+    Step,
+    Task,
+    Unlabelled,
+    option,
+)  # fmt: skip
+from fedsap.models.network import Weights
+from fedsap.prototypes import combine_replies, mixed, send
 from fedsap.schedules import Schedule, Shape
 
 
 @dataclass(frozen=True)
 class FedSAP(Method):
-    """L = L_CE + lambda_t * L_Proto + proxy * L_Proxy, with lambda_t rising from 0 after round `align_start` to
-    `align_top`
-    at round `align_end`. Both terms use the bank received at the start of the round; in round 1 there is none."""
+    """L = L_CE + lambda_t * L_Proto + proxy * L_Proxy + consistency * L_Cons
+
+    lambda_t rises from 0 after round `align_start` to `align_top` at round `align_end`. All terms use the bank received
+    at the start of the round; in round 1 there is none. L_Cons is there in rounds with unlabelled samples.
+    """
 
     name: ClassVar[str] = "fedsap"
     title: ClassVar[str] = "FedSAP"
     paper: ClassVar[str] = "Casado-Diez et al. 2026"
     sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
+    uses_pool: ClassVar[bool] = True
 
     schedule_shape: Shape = option("linear", "how the alignment weight rises")
     align_start: int | None = option(None, "last round without alignment; unset: a fifth of the rounds (20 of 100)")
@@ -40,6 +60,21 @@ class FedSAP(Method):
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
     weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
+
+    consistency: float = option(1.0, "weight of the consistency loss of unlabelled samples")
+    accept: Literal["margin", "fixed", "confidence", "all"] = option(
+        "margin",
+        "unlabelled samples count by margin and distance, calibrated; by `least_margin`; by `confidence`; or all",
+    )
+    margin_quantile: Share = option(0.1, "the least margin: this quantile of those of labelled samples")
+    distance_quantile: Share = option(0.9, "the largest distance: this quantile of those of labelled samples")
+    calibrate: Literal["once", "round"] = option("once", "both are taken when unlabelled samples come, or every round")
+    least_margin: float = option(0.1, "the least margin with accept = fixed")
+    confidence: Share = option(0.95, "the least probability of the head's guess with accept = confidence")
+    pseudo_classes: Literal["own", "bank"] = option("own", "pseudo-labels are of the client's classes, or of any")
+    refresh: Literal["round", "batch", "once"] = option("round", "how often pseudo-labels are given anew")
+    mix: float = option(0.5, "weight of an accepted sample in a local prototype (the paper's alpha)")
+    unit: bool = option(True, "mixed local prototypes are divided by their length")
 
     def degenerate(self) -> str | None:
         if self.align_top == 0 and self.proxy == 0:
@@ -59,6 +94,10 @@ class FedSAP(Method):
         state = super().init(task, generator)
         if self.proxy_loss == "learned":
             state["proxies"] = {"rows": torch.zeros(task.classes, task.network.dim)}
+        if task.pool:  # NaN: not known yet
+            state["pool"] = {k: torch.tensor(torch.nan) for k in ("margin", "distance")}
+            if self.refresh == "once":
+                state["pool"]["labels"] = torch.full((task.pool,), torch.nan)
         return state
 
     def receive(self, state: State, down: Message) -> State:
@@ -76,6 +115,10 @@ class FedSAP(Method):
             bank, h = table(step.down, "bank"), step.out.h
             terms["align"] = step.weight["align"] * losses.align(h, step.y, bank, self.reduction)
             terms["proxy"] = step.weight["proxy"] * self.separate(step, bank)
+            if step.pool is not None:
+                labels, counts = self._guesses(step, step.pool)
+                strong = self.represent(step.forward(step.state["model"], step.pool.strong()))["proto"]
+                terms["consistency"] = self.consistency * losses.consistency(strong, labels, counts, bank)
         return terms
 
     def separate(self, step: Step, bank: PerClass) -> Tensor:
@@ -89,11 +132,72 @@ class FedSAP(Method):
             bank = PerClass(step.state["proxies"]["rows"], bank.mask)
         return losses.proxy(h, y, bank, self.proxy_scale * (2 if self.proxy_loss == "nca++" else 1), own)
 
+    def choose(self, start: Start) -> Choice:
+        if "bank" not in start.down:
+            return Method.choose(self, start)
+        known = start.state["pool"]
+        new = torch.isnan(known["margin"]) | (self.calibrate == "round")
+        if self.accept == "margin" and bool(new.any()):
+            found = start.of_labelled(self.facts)
+            quantiles = self.margin_quantile, self.distance_quantile
+            made = pseudo.calibrate(found["margin"], found["right"], found["own"], start.labelled, *quantiles)
+            limits = zip(("margin", "distance"), made, strict=True)
+            known = known | {name: torch.where(new, limit, known[name]) for name, limit in limits}
+        found = start.of_pool(self.facts)
+        labels, accepted = found["label"], self.accepted(found, known) & start.valid
+        if self.refresh == "once":  # the label of an accepted sample, or -1; NaN until there are some
+            old = known["labels"]
+            kept = torch.where(torch.isnan(old).all(1, keepdim=True), torch.where(accepted, labels, -1).to(old), old)
+            known = known | {"labels": kept}
+            accepted, labels = kept >= 0, torch.where(kept >= 0, kept.long(), labels)
+        shown = {k: known[k] for k in ("margin", "distance")} if self.accept == "margin" else {}
+        return Choice(labels, accepted, {"pool": known}, shown, start.valid if self.refresh == "batch" else None)
+
+    def facts(self, seen: Seen) -> dict[str, Tensor]:
+        """What is known of each sample: its pseudo-label, and what `accept` goes by."""
+        h, among = self.represent(seen.out)["proto"], seen.owned if self.pseudo_classes == "own" else None
+        distance = pseudo.distances(h, table(seen.down, "bank"), among)
+        label, near, margin = pseudo.nearest_two(distance)
+        found = {"label": label, "near": near, "margin": margin}
+        if self.accept == "confidence":
+            found["label"], found["confidence"] = pseudo.guess(seen.out.logits, among)
+        if seen.y is not None:
+            found |= {"right": label == seen.y, "own": distance.gather(-1, seen.y[..., None])[..., 0]}
+        return found
+
+    def accepted(self, facts: dict[str, Tensor], known: Weights) -> Tensor:
+        """Which samples [Q, B] count."""
+        if self.accept == "margin":
+            return (facts["margin"] > known["margin"][:, None]) & (facts["near"] < known["distance"][:, None])
+        if self.accept == "fixed":
+            return facts["margin"] > self.least_margin
+        if self.accept == "confidence":
+            return facts["confidence"] >= self.confidence
+        return facts["label"] >= 0
+
+    def _guesses(self, step: Step, pool: Unlabelled) -> tuple[Tensor, Tensor]:
+        """Pseudo-labels of the unlabelled samples of a batch, and which of them count."""
+        if self.refresh != "batch":
+            return pool.labels, pool.valid
+        with torch.no_grad():
+            out = step.forward(step.state["model"], pool.weak(), train=False)
+            found = self.facts(Seen(out, step.down, step.owned, step.state, None))
+            return found["label"], self.accepted(found, step.state["pool"]) & pool.valid
+
     def passes(self) -> dict[str, Pass]:
         return {"proto": self.proto_pass}
 
+    def pool_passes(self) -> tuple[str, ...]:
+        return ("proto",) if self.mix else ()
+
     def reply(self, local: Local) -> Message:
-        return send(local.means["proto"], local.counts if self.weighted else None)
+        proto, counts = local.means["proto"], local.counts
+        if local.pool_counts is not None:
+            nothing = PerClass(torch.zeros_like(proto.values), torch.zeros_like(proto.mask))
+            accepted = local.pool_means.get("proto", nothing)
+            proto = mixed(proto, counts, accepted, local.pool_counts, self.mix, self.unit)
+            counts = counts + self.mix * local.pool_counts
+        return send(proto, counts if self.weighted else None)
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
         return {"bank": combine_replies(replies, self.bank(server))}

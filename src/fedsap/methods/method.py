@@ -1,8 +1,7 @@
 """What a method is: a frozen dataclass of options with pure functions that the engines call.
 
 A method never sees a device, a data loader, an optimiser, a file or a log. On the client's side every tensor has a
-leading
-client axis Q; on the server's side, replies have it. The hooks below are all there are, in the order in which a
+leading client axis Q; on the server's side, replies have it. The hooks below are all there are, in the order in which a
 round calls them; each has a default, and the defaults together are local training.
 """
 
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
+from annotated_types import Interval
 from torch import Tensor
 
 from fedsap import losses
@@ -21,7 +20,7 @@ from fedsap.models.network import Features, Network, Weights
 State = dict[str, Weights]  # what clients keep between rounds: "model", and what a method adds, by name
 Pass = Literal["eval", "train", "running"]  # when prototypes are taken, as an option
 When = Literal["before", "eval", "train", "running"]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 def option(default: Any, about: str) -> Any:
@@ -36,7 +35,14 @@ class Task:
     network: Network
     classes: int
     clients: int
-    rounds: int
+    rounds: int  # that schedules refer to
+    more: int = 0  # rounds after these
+    pool: int = 0  # U, unlabelled samples of the client that has most; 0: there are none
+
+    @property
+    def last(self) -> int:
+        """The number of the last round."""
+        return self.rounds + self.more
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,29 @@ class Round:
     clients: Tensor  # [R] ids of the clients that replied, ascending; replies come in this order
 
 
-class Forward(Protocol):
-    """The network on the images at hand, with any weights. Outside training `train` changes nothing."""
+@dataclass(frozen=True)
+class View:
+    """Images as a network takes them, [Q, B, H, W, C] each, with the noise of this pass."""
 
-    def __call__(self, weights: Weights, *, train: bool = True) -> Features: ...
+    x: Tensor
+    noise: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """The unlabelled samples that go with a batch, [Q, U]. A view is made when it is asked for."""
+
+    labels: Tensor  # pseudo-labels as `Method.choose` gave them; -1: none
+    valid: Tensor  # bool; False where a client has nothing to be fed
+    weak: Callable[[], View]
+    strong: Callable[[], View]
+
+
+class Forward(Protocol):
+    """The network with any weights, on the images at hand or on another view. Outside training, `train` changes
+    nothing."""
+
+    def __call__(self, weights: Weights, view: View | None = None, *, train: bool = True) -> Features: ...
 
 
 @dataclass(frozen=True)
@@ -64,8 +89,9 @@ class Step:
     owned: Tensor  # bool [Q, C] classes the client holds
     weight: Mapping[str, Tensor]  # `Method.schedule` of this round, tensors without axes
     state: State  # the client's weights by name; those being trained carry gradients
-    forward: Forward  # the network on this batch with other weights
+    forward: Forward
     live: Callable[[Weights], Weights]  # the part of received weights that `state` is to be compared with
+    pool: Unlabelled | None = None  # in rounds with unlabelled samples, for methods that use them
 
 
 @dataclass(frozen=True)
@@ -80,6 +106,46 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Some samples of every client under the model that it starts the round with, layers in evaluation mode."""
+
+    out: Features
+    down: Message
+    owned: Tensor  # bool [Q, C]
+    state: State
+    y: Tensor | None  # [Q, b]; None of unlabelled samples
+
+
+@dataclass(frozen=True)
+class Start:
+    """A client before it trains in a round with unlabelled samples.
+
+    `of_pool` and `of_labelled` show all its samples, some at a time, to a function that says numbers of each, [Q, b],
+    by name, and return them as [Q, U] and [Q, n]: unlabelled ones in their weak view, labelled ones as they are.
+    """
+
+    state: State
+    down: Message
+    owned: Tensor  # bool [Q, C]
+    valid: Tensor  # bool [Q, U]: places that hold an unlabelled sample
+    labelled: Tensor  # bool [Q, n]: places that hold a labelled one
+    y: Tensor  # [Q, n] their labels
+    of_pool: Callable[[Callable[[Seen], dict[str, Tensor]]], dict[str, Tensor]]
+    of_labelled: Callable[[Callable[[Seen], dict[str, Tensor]]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a method makes of the pool for one round."""
+
+    labels: Tensor  # [Q, U] pseudo-labels; -1: none
+    accepted: Tensor  # bool [Q, U]
+    state: State = field(default_factory=dict)  # what changes in the client's state
+    figures: dict[str, Tensor] = field(default_factory=dict)  # [Q] each, to be reported
+    fed: Tensor | None = None  # bool [Q, U] what training is fed from; None: what is accepted
+
+
+@dataclass(frozen=True)
 class Local:
     """What a client has when it replies, with client axis."""
 
@@ -88,6 +154,8 @@ class Local:
     down: Message
     means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says
     counts: Tensor  # [Q, C] training samples of each class
+    pool_means: dict[str, PerClass] = field(default_factory=dict)  # of accepted samples, as `pool_passes` says
+    pool_counts: Tensor | None = None  # [Q, C] accepted samples by pseudo-label
 
 
 @dataclass(frozen=True)
@@ -99,6 +167,7 @@ class Method:
     paper: ClassVar[str]
     sends: ClassVar[str]  # one line for people: what goes up, what comes down
     embedding: ClassVar[str] = "proto"  # which of `represent` is compared with the bank at inference
+    uses_pool: ClassVar[bool] = False  # does it learn from unlabelled samples, if there are some?
 
     start: Literal["common", "independent"] = option(
         "independent", "do all clients begin with the same random weights, or each with its own"
@@ -135,6 +204,11 @@ class Method:
         """The client's state once the server's message is in, before training and before evaluation."""
         return state
 
+    def choose(self, start: Start) -> Choice:
+        """Pseudo-labels, and which of them count: before local training, in rounds with unlabelled samples."""
+        none = torch.zeros_like(start.valid)
+        return Choice(torch.full(none.shape, -1, device=none.device), none)
+
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         """Weights that change with the round t of `rounds`; they reach the loss as tensors in `Step.weight`."""
         return {}
@@ -161,6 +235,11 @@ class Method:
         in one after it (layers in evaluation or in training mode), or running along with the last epoch. What is not
         named is not taken."""
         return {}
+
+    def pool_passes(self) -> tuple[str, ...]:
+        """Of which of `represent` the class means of accepted unlabelled samples are taken as well, by pseudo-label: of
+        one strong view of each, in a pass after training with layers in evaluation mode."""
+        return ()
 
     def reply(self, local: Local) -> Message:
         """What each client sends, with client axis."""

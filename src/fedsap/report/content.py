@@ -21,7 +21,18 @@ from fedsap.methods import METHODS
 from fedsap.report.colours import CLASSES, PALETTE
 from fedsap.report.layout import Layouts
 from fedsap.report.read import RunData
-from fedsap.report.study import Study, Sweep, Variant, last, over_rounds, shares_prototypes, sweeps, title
+from fedsap.report.study import (
+    POOL,
+    SHARES,
+    Study,
+    Sweep,
+    Variant,
+    last,
+    over_rounds,
+    shares_prototypes,
+    sweeps,
+    title,
+)  # fmt: skip
 from fedsap.report.tables import MEASURES as NAMES
 from fedsap.runs import flat
 from fedsap.snapshots import load_images
@@ -48,6 +59,8 @@ def content(study: Study, layouts: Layouts, notes: Sequence[str]) -> Json:
     }
     shown |= {"head_own": "Head accuracy, own classes", "silhouette": "Silhouette"}
     shown |= {f"loss:{term}": f"Loss term: {term}" for term in terms}
+    said = dict.fromkeys(name for run in study.runs for name in run.unlabelled)
+    shown |= {f"unlabelled:{name}": POOL.get(name, name) for name in said}
     sheets: dict[str, Json] = {}
     explorer = [_explored(study, s, label, rounds, sheets) for (s, label), rounds in layouts.items() if rounds]
     return {
@@ -87,7 +100,7 @@ def _variant(v: Variant, measures: Sequence[str]) -> Json:
     curves: Json = {}
     for measure in measures:
         curve = over_rounds(v.runs, measure)
-        scale = 100 if measure in MEASURES else 1
+        scale = 100 if measure in (*MEASURES, *(f"unlabelled:{name}" for name in SHARES)) else 1
         if np.isnan(curve.mean).all() if len(curve.mean) else True:
             continue
         curves[measure] = {"x": curve.rounds, "y": _round(scale * curve.mean), "s": _round(scale * curve.std)}

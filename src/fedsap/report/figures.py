@@ -12,7 +12,18 @@ from matplotlib.ticker import MaxNLocator
 from fedsap.report import look
 from fedsap.report.layout import Layout, Layouts
 from fedsap.report.read import RunData
-from fedsap.report.study import SHAPES, Study, Sweep, Variant, last, over_rounds, shares_prototypes, sweeps
+from fedsap.report.study import (
+    POOL,
+    SHAPES,
+    SHARES,
+    Study,
+    Sweep,
+    Variant,
+    last,
+    over_rounds,
+    shares_prototypes,
+    sweeps,
+)  # fmt: skip
 from fedsap.schedules import Schedule
 
 Drawing = tuple[str, str, Figure]  # file name, caption, figure
@@ -33,6 +44,12 @@ def figures(study: Study, layouts: Layouts) -> Iterator[Drawing]:
             "dotted ones where FedSAP's alignment weight starts to rise."
         )
         yield _name("silhouette", number), caption, convergence(study, "silhouette", part)
+    for name in POOL:
+        measure = f"unlabelled:{name}"
+        taught = [s.label for s in study.settings if any(_known(v, measure) for v in study.of(s.label))]
+        for number, part in enumerate(_parts(taught)):
+            caption = f"{POOL[name]} over rounds, mean over clients and seeds."
+            yield _name(f"pool-{name.replace('_', '-')}", number), caption, convergence(study, measure, part)
     over = [s.label for s in study.settings if any(v.finished for v in study.of(s.label))]
     for number, part in enumerate(_parts(over)):
         caption = "Head accuracy of each client in the last round, all seeds; the line in a box is the median."
@@ -76,7 +93,7 @@ def convergence(study: Study, measure: str, settings: Sequence[str]) -> Figure:
     """A measure over rounds, a panel per setting."""
     figure, axes = look.panels(len(settings), sharey=True)
     seen: dict[str, Any] = {}
-    scale = 1.0 if measure == "silhouette" else 100.0
+    unit, scale = _unit(measure)
     for ax, setting in zip(axes, settings, strict=True):
         marks: dict[int, tuple[str, str]] = {}
         for v in study.of(setting):
@@ -96,26 +113,37 @@ def convergence(study: Study, measure: str, settings: Sequence[str]) -> Figure:
             if len(v.runs) > 1:
                 ax.fill_between(curve.rounds, mean - std, mean + std, color=look.colour(number), alpha=0.18, lw=0)
             seen.setdefault(v.label, look.line(v.label, number))
-            if measure == "silhouette":
-                marks |= _marks(v.runs[0], look.colour(number))
+            marks |= _marks(v.runs[0], look.colour(number), alignment=measure == "silhouette")
         for t, (say, tint) in marks.items():
             ax.axvline(t, color=tint, linestyle=":" if "alignment" in say else "-", linewidth=1, alpha=0.8)
             ax.annotate(say, (t, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
                         fontsize=7, color="0.3", va="top", rotation=90)  # fmt: skip
         ax.set(title=setting, xlabel="round")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _first_column(axes, "silhouette (−1 to 1)" if measure == "silhouette" else f"{MEASURES[measure].lower()}, %")
+    _first_column(axes, unit)
     look.legend(figure, [seen[label] for label in study.labels if label in seen])
     return figure
 
 
-def _marks(run: RunData, tint: str) -> dict[int, tuple[str, str]]:
+def _unit(measure: str) -> tuple[str, float]:
+    """The label of a measure's axis, and what its values are multiplied by."""
+    if measure == "silhouette":
+        return "silhouette (−1 to 1)", 1.0
+    name = measure.removeprefix("unlabelled:")
+    if name == measure:
+        return f"{MEASURES[measure].lower()}, %", 100.0
+    return (f"{POOL[name].lower()}, %", 100.0) if name in SHARES else (f"{POOL[name].lower()} (cosine)", 1.0)
+
+
+def _marks(run: RunData, tint: str, alignment: bool) -> dict[int, tuple[str, str]]:
     """Rounds at which something begins: name and colour."""
     marks = {t: (name, "0.3") for name, t in run.phases[1:]}
     options = run.config["method"]
+    if not alignment:
+        return marks
     if run.method == "fedsap" and options.get("schedule_shape") != "constant" and options.get("align_top"):
         start = options.get("align_start")
-        marks[run.planned // 5 if start is None else int(start)] = ("alignment begins", tint)
+        marks[int(run.config["train"]["rounds"]) // 5 if start is None else int(start)] = ("alignment begins", tint)
     return marks
 
 
@@ -235,7 +263,7 @@ def schedule_shapes(found: Sequence[Sweep]) -> Figure:
     figure, axes = look.panels(len(found) + 1)
     first = found[0]
     for value, runs in first.points:
-        options, rounds = runs[0].config["method"], runs[0].planned
+        options, rounds = runs[0].config["method"], int(runs[0].config["train"]["rounds"])
         start = rounds // 5 if options["align_start"] is None else options["align_start"]
         end = rounds if options["align_end"] is None else options["align_end"]
         weight = Schedule(value, start, end, options["align_top"])

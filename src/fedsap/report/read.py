@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import fedsap
 from fedsap import snapshots
+from fedsap.config import pool_rounds
 from fedsap.errors import UserError
 from fedsap.evaluate import MEASURES
 from fedsap.runs import Row, metrics, read_json
@@ -27,7 +28,8 @@ class RunData:
 
     rounds: [T], seconds: [T], loss: mean over clients [T] by term, up, down: numbers and bytes of all clients [T, 2],
     judged: rounds [E], accuracy: [E, Q] by measure, mean: over clients [E] by measure, silhouette: [E],
-    phases: name and first round of each phase that the rows name, snapshots: rounds whose embeddings are there
+    phases: name and first round of each phase that the rows name, snapshots: rounds whose embeddings are there,
+    unlabelled: what is said of unlabelled samples, mean over clients [T] by name
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class RunData:
     silhouette: Floats
     phases: tuple[tuple[str, int], ...]
     snapshots: tuple[int, ...]
+    unlabelled: dict[str, Floats]
 
     @property
     def seed(self) -> int:
@@ -58,7 +61,7 @@ class RunData:
     @property
     def planned(self) -> int:
         """How many rounds the run is to have."""
-        return int(self.config["train"]["rounds"])
+        return _planned(self.config)
 
     @property
     def classes(self) -> list[str]:
@@ -156,8 +159,8 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
     rounds = np.array([int(row["round"]) for row in rows])
     if not np.array_equal(rounds, np.arange(1, len(rounds) + 1)):
         raise ValueError("metrics.jsonl does not hold the rounds 1, 2, ... in order")
-    if over and len(rounds) != int(config["train"]["rounds"]):
-        raise ValueError(f"metrics.jsonl has {len(rounds)} rounds of {config['train']['rounds']}")
+    if over and len(rounds) != _planned(config):
+        raise ValueError(f"metrics.jsonl has {len(rounds)} rounds of {_planned(config)}")
     for key in ("data", "partition", "model", "method", "train", "eval"):
         if not isinstance(config[key], dict):
             raise ValueError(f"config.json: {key} is no table")
@@ -165,6 +168,7 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
     del needed
     clients = len(partition["classes"])
     terms = dict.fromkeys(term for row in rows for term in row["loss"])
+    said = dict.fromkeys(name for row in rows for name in row.get("unlabelled", {}))
     judged = [row for row in rows if "accuracy" in row]
     accuracy = {m: np.array([_floats(row["accuracy"][m], clients) for row in judged]) for m in MEASURES}
     phases: list[tuple[str, int]] = []
@@ -189,7 +193,13 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
         np.array(_floats([row.get("silhouette") for row in judged])),
         tuple(phases),
         tuple(snapshots.rounds(folder)),
+        {name: np.array([mean_of(_floats(row.get("unlabelled", {}).get(name, []))) for row in rows]) for name in said},
     )
+
+
+def _planned(config: Row) -> int:
+    rounds = int(config["train"]["rounds"])
+    return max(rounds, pool_rounds(rounds, config.get("unlabelled", {})).stop - 1)
 
 
 def _floats(values: Sequence[Any], length: int | None = None) -> Floats:

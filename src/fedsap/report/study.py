@@ -18,7 +18,14 @@ DATASETS = {
     "femnist": "FEMNIST",
     "folder": "Own images",
 }
-SHORT = {"partition.shots": "k", "partition.clients": "clients", "partition.rule": "rule", "train.rounds": "rounds"}
+SHORT = {
+    "partition.shots": "k",
+    "unlabelled.size": "|U|",
+    "unlabelled.foreign": "foreign",
+    "partition.clients": "clients",
+    "partition.rule": "rule",
+    "train.rounds": "rounds",
+}
 BESIDE = ("seed", "eval.snapshots", "engine")  # keys in which seeds of one variant may differ
 OPTIONAL = ("model.reinit_stem", "model.dropout", "model.embedding", "model.head_input")  # set by a method's preset
 Key = tuple[tuple[str, str], ...]
@@ -202,6 +209,17 @@ def _said(key: str, value: Any) -> str:
     return f"{SHORT.get(key, key.rpartition('.')[2])}={said}"
 
 
+POOL = {  # what is said of unlabelled samples; those in per cent first
+    "accepted": "Accepted unlabelled samples",
+    "right": "Right pseudo-labels, of accepted samples",
+    "right_all": "Right pseudo-labels, of all samples",
+    "rejected": "Rejected samples of foreign classes",
+    "margin": "Least margin",
+    "distance": "Largest distance",
+}
+SHARES = tuple(POOL)[:4]
+
+
 @dataclass(frozen=True)
 class Curve:
     """A quantity over rounds [E]: mean and standard deviation (n - 1; zero for one) over the seeds that reached it."""
@@ -212,11 +230,13 @@ class Curve:
 
 
 def over_rounds(runs: Sequence[RunData], measure: str) -> Curve:
-    """`measure`: one of evaluate.MEASURES, "silhouette", or "loss:TERM"."""
+    """`measure`: one of evaluate.MEASURES, "silhouette", "loss:TERM", or "unlabelled:FIGURE"."""
     series: dict[int, list[float]] = {}
     for run in runs:
         if measure.startswith("loss:"):
             at, values = run.rounds, run.loss.get(measure[5:], np.full(len(run.rounds), np.nan))
+        elif measure.startswith("unlabelled:"):
+            at, values = run.rounds, run.unlabelled.get(measure[11:], np.full(len(run.rounds), np.nan))
         else:
             at, values = run.judged, run.silhouette if measure == "silhouette" else run.mean[measure]
         for t, value in zip(at.tolist(), values.tolist(), strict=True):
@@ -298,7 +318,7 @@ def _resolved(variant: Variant, key: str) -> dict[str, Any]:
     setting, options = _parts(variant.runs[0])
     content = {**setting, **options}
     if "method.align_start" in content and content["method.align_start"] is None:
-        content["method.align_start"] = variant.runs[0].planned // 5
+        content["method.align_start"] = int(variant.runs[0].config["train"]["rounds"]) // 5
     if key == "method.align_start" and content.get("method.schedule_shape") == "constant":
         content.pop("method.align_start")
     return content

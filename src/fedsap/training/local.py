@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, select
-from fedsap.methods.method import Method, Phase, State, Step, When
+from fedsap.methods.method import Method, Phase, State, Step, Unlabelled, View, When
 from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
 from fedsap.prototypes import class_sums, means
-from fedsap.training.feed import Batch, Block, Images, Key, Look, Rows, epoch
+from fedsap.training.feed import Batch, Block, Fed, Images, Key, Look, Pool, Rows, epoch
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Stack:
     owned: Tensor  # bool [Q, C]
     look: Look
     hyper: Hyper
+    pool: Pool | None = None
 
     @property
     def classes(self) -> int:
@@ -114,8 +116,10 @@ def train(
     schedule: Mapping[str, float],
     t: int,
     recorder: Recorder | None = None,
+    fed: Sequence[Fed] = (),
 ) -> Trained:
     """One round of local training of the clients `rows`; `state`, `momentum` and `down` hold these R clients, in order.
+    So does `fed`, in rounds with unlabelled samples.
 
     `state` and `momentum` change in place. The host is not waited for from the first batch to the last.
     """
@@ -139,7 +143,7 @@ def train(
             epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
             for e in range(epochs):
                 collect = names if which == len(phases) - 1 and e == epochs - 1 else []
-                for block in plan(stack, rows, t, epochs_of[phase.trains]):
+                for block in plan(stack, rows, t, epochs_of[phase.trains], fed):
                     if recorder is not None and isinstance(block.rows, slice):
                         recorder.play(work, which, block, collect)
                     else:
@@ -158,7 +162,7 @@ def train(
     return Trained(means, terms)
 
 
-def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
+def plan(stack: Stack, rows: Sequence[int], t: int, number: int, fed: Sequence[Fed] = ()) -> list[Block]:
     """The batches of one epoch of training."""
     return epoch(
         stack.train,
@@ -170,6 +174,8 @@ def plan(stack: Stack, rows: Sequence[int], t: int, number: int) -> list[Block]:
         drop_last=stack.hyper.drop_last,
         look=stack.look,
         noise=stack.network.noise,
+        pool=stack.pool if fed else None,
+        fed=fed,
     )
 
 
@@ -223,24 +229,44 @@ def _step(
 ) -> tuple[dict[str, Tensor], Features, Tensor]:
     x = stack.look(stack.train.images[batch.samples], batch.draws)
     y = stack.train.labels[batch.samples]
-    noise = {k: v.to(x) for k, v in batch.noise.items()}
+    labelled = View(x, {k: v.to(x) for k, v in batch.noise.items()})
     which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, at.state[n])]
     leaves = [at.state[n][k].detach().requires_grad_() for n, k in which]
     state = {n: dict(w) for n, w in at.state.items()}
     for (n, k), leaf in zip(which, leaves, strict=True):
         state[n][k] = leaf
 
-    def forward(weights: Weights, *, train: bool = True) -> Features:
-        return stack.network(weights, x, train=train, noise=noise)
+    def forward(weights: Weights, view: View | None = None, *, train: bool = True) -> Features:
+        view = labelled if view is None else view
+        return stack.network(weights, view.x, train=train, noise=view.noise)
 
     with torch.enable_grad():
         out = forward(state[phase.trains[0]])
-        step = Step(y, out, select(work.down, rows), work.owned[rows], work.weight, state, forward, stack.live)
+        down, owned = select(work.down, rows), work.owned[rows]
+        step = Step(y, out, down, owned, work.weight, state, forward, stack.live, _unlabelled(stack, batch))
         terms = phase.loss(step)
         grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
     values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
     _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
     return {k: v.detach() for k, v in terms.items()}, out, y
+
+
+def _unlabelled(stack: Stack, batch: Batch) -> Unlabelled | None:
+    """What of the pool goes with the batch."""
+    pool, beside = stack.pool, batch.pool
+    if pool is None or not beside:
+        return None
+
+    def view(name: str, look: Look) -> View:
+        def named(kind: str) -> dict[str, Tensor]:
+            start = f"{name} {kind} "
+            return {k.removeprefix(start): v for k, v in beside.items() if k.startswith(start)}
+
+        x = look(pool.images[beside["samples"]], named("draw"))
+        return View(x, {k: v.to(x) for k, v in named("noise").items()})
+
+    weak, strong = (partial(view, name, look) for name, look in (("weak", pool.weak), ("strong", pool.strong)))
+    return Unlabelled(beside["labels"], beside["valid"], weak, strong)
 
 
 LARGE = 2**16  # from this size on a tensor is worth a pass of its own

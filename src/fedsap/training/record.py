@@ -29,6 +29,7 @@ class Recording:
     samples: Tensor
     draws: dict[str, Tensor]
     noise: dict[str, Tensor]
+    pool: dict[str, Tensor]
     step: Tensor  # [1] which batch comes next
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -41,6 +42,7 @@ class Recording:
             room(block.samples),
             {k: room(v) for k, v in block.draws.items()},
             {k: room(v) for k, v in block.noise.items()},
+            {k: room(v) for k, v in block.pool.items()},
             torch.zeros(1, dtype=torch.long, device=block.samples.device),
         )
 
@@ -50,6 +52,8 @@ class Recording:
             self.draws[name][:, : block.steps].copy_(value)
         for name, value in block.noise.items():
             self.noise[name][:, : block.steps].copy_(value)
+        for name, value in block.pool.items():
+            self.pool[name][:, : block.steps].copy_(value)
         self.step.zero_()
 
     def next(self) -> Batch:
@@ -62,6 +66,7 @@ class Recording:
             now(self.samples),
             {k: now(v) for k, v in self.draws.items()},
             {k: now(v) for k, v in self.noise.items()},
+            {k: now(v) for k, v in self.pool.items()},
         )
         self.step += 1
         return batch
@@ -127,7 +132,7 @@ class Graphs:
     def play(self, work: Work, phase: int, block: Block, collect: Sequence[str]) -> None:
         """All steps of a block; a shape that is new is recorded on the way."""
         assert isinstance(block.rows, slice)
-        shapes = (block.samples.shape[2], *sorted(block.draws), *sorted(work.down), *collect)
+        shapes = (block.samples.shape[2], *sorted(block.draws), *sorted(block.pool), *sorted(work.down), *collect)
         key: Key = (phase, block.rows.stop, *shapes)
         recording = self._recordings.get(key)
         if recording is None or recording.samples.shape[1] < block.steps:

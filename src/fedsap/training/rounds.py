@@ -14,7 +14,7 @@ from fedsap.training.streams import generator, numbers
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back from those that answered, ascending: messages with client axis and mean loss terms, [R] each.
+    """What came back from those that answered, ascending: messages with client axis, mean loss terms, [R] each.
 
     Whoever did not answer stands under `failed`, with the reason.
     """
@@ -22,6 +22,7 @@ class Replies:
     clients: list[int]
     message: Message
     terms: dict[str, torch.Tensor]
+    figures: dict[str, torch.Tensor] = field(default_factory=dict)  # of unlabelled samples, [R] each
     failed: dict[int, str] = field(default_factory=dict)
 
 
@@ -85,7 +86,8 @@ class Outcome:
     terms: dict[str, torch.Tensor]
     up: list[Cost]  # per client that answered
     down: list[Cost]  # per client that was asked
-    scores: Scores | None
+    figures: dict[str, torch.Tensor] = field(default_factory=dict)  # of unlabelled samples, per client that answered
+    scores: Scores | None = None
 
 
 def play(
@@ -100,7 +102,7 @@ def play(
     judge: Judge,
     warm_start: bool = False,
 ) -> Iterator[Outcome]:
-    """Rounds done+1 .. task.rounds, each yielded when it is over. `server` is the state after round `done`."""
+    """Rounds done+1 .. task.last, each yielded when it is over. `server` is the state after round `done`."""
     servers = {seed: server}
     for outcomes in play_all(
         method, task, clients, servers=servers, done=done, presence=presence, judge=judge, warm_start=warm_start
@@ -127,9 +129,9 @@ def play_all(
     if warm_start and started:
         greetings = clients.greet_all(dict.fromkeys(started, everyone))
         for seed in started:
-            first = Round(0, generator(seed, "server", t=task.rounds + 1), ids)
+            first = Round(0, generator(seed, "server", client=1), ids)
             states[seed] = method.combine(task, states[seed], greetings[seed].message, first)
-    for t in range(done + 1, task.rounds + 1):
+    for t in range(done + 1, task.last + 1):
         drawn = {seed: presence.draw(seed, t, task.clients) for seed in states}
         asks = {seed: _ask(method, states[seed], t, asked, lost) for seed, (asked, lost) in drawn.items()}
         present = {seed: ask for seed, ask in asks.items() if ask.clients}
@@ -143,7 +145,7 @@ def play_all(
             failed = reply.failed | dict.fromkeys(lost, "left out on purpose (train.failures)")
             outcomes[seed] = _outcome(t, states[seed], asks[seed], reply, failed)
         if all(_sound(o) for o in outcomes.values()) and (
-            t % judge.every == 0 or t == task.rounds or t in judge.snapshots
+            t % judge.every == 0 or t in (task.rounds, task.last) or t in judge.snapshots
         ):
             views = {
                 seed: Ask(
@@ -169,4 +171,4 @@ def _outcome(t: int, server: Message, ask: Ask, reply: Replies, failed: dict[int
     each = cost(ask.down)
     down = [each + cost(select(ask.own, torch.tensor(i))) for i in range(len(ask.clients))]
     up = [cost(select(reply.message, torch.tensor(i))) for i in range(len(reply.clients))]
-    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, None)
+    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, reply.figures)

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-Purpose = Literal["weights", "server", "batches", "participation", "passes", "sample"]
+Purpose = Literal["weights", "server", "batches", "participation", "passes", "sample", "pool", "survey", "mix"]
 _NUMBER: dict[Purpose, int] = {
-    "weights": 1, "server": 2, "batches": 3, "participation": 4, "passes": 5, "sample": 6
+    "weights": 1, "server": 2, "batches": 3, "participation": 4, "passes": 5, "sample": 6,
+    "pool": 7, "survey": 8, "mix": 9
 }  # fmt: skip
 
 
