@@ -23,7 +23,7 @@ class CFL(FedAvg):
 
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "CFL"
-    paper: ClassVar[str] = "Sattler et al. 2021"
+    paper: ClassVar[str] = "Sattler et al. 2020"
     sends: ClassVar[str] = "up: all weights; down: the mean of the client's cluster"
 
     weighted: bool = option(False, "weigh clients by their number of samples, or all alike")
