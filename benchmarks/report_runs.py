@@ -59,7 +59,8 @@ def fabricate(folder: Path, config: Config, data: Dataset, rounds: int | None = 
             scores = Scores(drawn, float(level - 0.5))
         terms = {"ce": torch.rand(len(clients)), "align": torch.rand(len(clients)), "proxy": torch.rand(len(clients))}
         sent = [Cost(64 * len(own), 258 * len(own)) for own in parts.classes]
-        rows.append(runs._row(Outcome(t, {}, clients, {}, terms, sent, sent, scores=scores), 0.1, config))
+        outcome = Outcome(t, {}, clients, {}, terms, sent, sent)
+        rows.append(runs._row(outcome, 0.1, config) | runs._figures(scores))
         if t in config.eval.snapshots:
             h = centres[labels] * t / total + rng.normal(size=(len(labels), 64))
             bank = PerClass(torch.from_numpy(centres * t / total), torch.ones(len(data.classes), dtype=torch.bool))

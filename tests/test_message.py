@@ -1,10 +1,9 @@
 """What is sent and what it costs."""
 
-import numpy as np
 import pytest
 import torch
 
-from fedsap.message import PerClass, cost, expand, flatten, joined, pack, restore, select, table, tensor
+from fedsap.message import PerClass, cost, expand, flatten, joined, pack, restore, select, table, tensor, unpack
 
 
 def message():
@@ -20,13 +19,45 @@ def test_cost_is_that_of_the_packed_arrays():
     packed = pack(message())
     found = cost(message())
     assert found.bytes == sum(a.nbytes for a in packed.values())
-    assert found.numbers == sum(a.size for a in packed.values() if a.dtype.kind == "f") == 4 + 6 + 5
+    assert found.numbers == sum(a.numel() for a in packed.values() if a.is_floating_point()) == 4 + 6 + 5
 
 
 def test_only_rows_under_the_mask_are_packed():
     packed = pack(message())
-    assert packed["proto.classes"].tolist() == [0, 2]
-    np.testing.assert_array_equal(packed["proto.rows"], [[0, 1], [4, 5]])
+    assert packed["proto@classes"].tolist() == [0, 2]
+    assert packed["proto@rows"].tolist() == [[0, 1], [4, 5]]
+
+
+@pytest.mark.parametrize("mask", [[True, False, True, False], [False] * 4, [True] * 4])
+def test_unpacked_is_what_was_packed(mask):
+    sent = message() | {"samples": torch.tensor(7.0, dtype=torch.float64)}
+    seen = torch.tensor(mask)
+    sent["proto"] = PerClass(torch.arange(8.0).view(4, 2) * seen[:, None], seen)
+    again = unpack(pack(sent), classes=4)
+    assert again.keys() == sent.keys()
+    assert torch.equal(table(again, "proto").values, table(sent, "proto").values)
+    assert torch.equal(table(again, "proto").mask, seen)
+    for name in ("w", "b", "samples"):
+        assert torch.equal(tensor(again, name), tensor(sent, name))
+        assert tensor(again, name).dtype == tensor(sent, name).dtype
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        (None, "no list of class numbers"),
+        (torch.tensor([0.0, 1.0]), "no list of class numbers"),
+        (torch.tensor([0]), "2 rows for the classes"),
+        (torch.tensor([1, 0]), "2 rows for the classes"),
+        (torch.tensor([1, 1]), "2 rows for the classes"),
+        (torch.tensor([-1, 1]), "2 rows for the classes"),
+        (torch.tensor([1, 4]), "a row for class 4, and there are 4 classes"),
+    ],
+)
+def test_what_cannot_have_been_packed_is_refused(numbers, says):
+    packed = {"proto@rows": torch.ones(2, 3)} | ({} if numbers is None else {"proto@classes": numbers})
+    with pytest.raises(ValueError, match=says):
+        unpack(packed, classes=4)
 
 
 def test_flatten_and_restore():

@@ -104,7 +104,7 @@ def run(
     With nothing given: FedSAP on scikit-learn's digits.
     """
     from fedsap.collect import collect
-    from fedsap.federation import dataset
+    from fedsap.federation import build_federation, dataset
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import Tracked, check
@@ -138,7 +138,7 @@ def run(
                         progress(row)
                         tracked[one](row)
 
-                    execute_all(group, loaded, on_round=hear, stop=stop)
+                    execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
             except Stopped as stopped:
                 console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from None

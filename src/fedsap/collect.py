@@ -73,7 +73,7 @@ def _accuracy(seeds: list[Row]) -> Row:
         "mean": statistics.fmean(means) if means else None,
         "std": _spread(means),
         "std_clients": statistics.fmean(known) if known else None,
-        "best": statistics.fmean(s["best"] for s in seeds) if means else None,
+        "best": statistics.fmean(s["best"] for s in seeds if s["best"] is not None) if means else None,
         "best_rounds": [s["best_round"] for s in seeds],
         "per_client": [v for s in seeds for v in s["per_client"]],
     }

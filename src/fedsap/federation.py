@@ -1,8 +1,9 @@
 """From a configuration and a data set to a federation that can be played."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,22 +23,36 @@ from fedsap.methods.method import Task
 from fedsap.models import build
 from fedsap.training.feed import Images, Key, Look, Pool
 from fedsap.training.local import Hyper, Stack
-from fedsap.training.rounds import Judge, Presence
+from fedsap.training.rounds import Clients, Judge, Presence
 
 Index = NDArray[np.int64]
+Engine = TypeVar("Engine", bound=Clients, covariant=True)
+
+
+class Shares(Protocol):
+    """Who holds what, in the terms of `Partition.to_dict`."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Everything that `training.rounds.play_all` needs: federations that differ in their seed only, as one stack."""
+class Federation(Generic[Engine]):
+    """Everything that `training.rounds.play_all` needs, of federations that differ in their seed only."""
 
     config: Config  # of the first
-    partitions: dict[int, Partition]  # by seed
+    partitions: Mapping[int, Shares]  # by seed
     method: Method
     task: Task
-    clients: Simulation
+    clients: Engine
     presence: Presence
     judge: Judge
+    classes: tuple[str, ...]
+    device: torch.device
+    checkpoint: float  # seconds between checkpoints; 0: after every round
+    pictures: torch.Tensor | None = None  # test images that `Kept.image` points at, uint8 [N, H, W, C]
 
 
 def dataset(config: Config) -> Dataset:
@@ -70,7 +85,7 @@ def device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
+def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Simulation]:
     """The clients of runs that differ in their seed only as one stack, with their initial weights, before round 1."""
     config = configs[0]
     parts = {c.seed: split(c, data) for c in configs}
@@ -118,7 +133,9 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation:
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
     judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette, config.eval.snapshots)
-    return Federation(config, parts, method, task, clients, presence, judge)
+    return Federation(
+        config, parts, method, task, clients, presence, judge, data.classes, where, config.train.checkpoint, test.images
+    )
 
 
 def _weights(config: Config) -> str | None:

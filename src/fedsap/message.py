@@ -1,15 +1,13 @@
 """What travels between server and clients: named tensors, some of them one row per class.
 
 A message is a flat dictionary. Replies carry a leading client axis, what the server says to all does not; `expand`
-gives it one. The numbers reported as communication are counted here, from the arrays that `pack` would put on a wire.
+gives it one. The numbers reported as communication are counted here, from the tensors that `pack` would put on a wire.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -26,7 +24,7 @@ class PerClass:
 
 Entry = Tensor | PerClass
 Message = dict[str, Entry]
-Packed = dict[str, NDArray[np.generic]]
+Packed = dict[str, Tensor]
 
 
 def rows(entry: Entry, index: Tensor | slice) -> Entry:
@@ -108,24 +106,52 @@ def under(prefix: str, message: Mapping[str, Entry]) -> dict[str, Tensor]:
 
 
 def pack(message: Mapping[str, Entry]) -> Packed:
-    """One party's message (no client axis) as arrays for a wire. Plain floats of one dtype are joined into one
-    array, rows of a PerClass become the rows sent and their class numbers.
+    """One party's message (no client axis) as the tensors that travel: plain tensors as they are, of a PerClass the
+    rows under the mask and their class numbers.
 
     >>> packed = pack({"proto": PerClass(torch.eye(3), torch.tensor([True, False, True]))})
-    >>> {k: v.shape for k, v in packed.items()}
-    {'proto.rows': (2, 3), 'proto.classes': (2,)}
+    >>> {k: tuple(v.shape) for k, v in packed.items()}
+    {'proto@rows': (2, 3), 'proto@classes': (2,)}
     """
     packed: Packed = {}
-    plain: list[Tensor] = []
     for name, entry in message.items():
         if isinstance(entry, PerClass):
-            packed[f"{name}.rows"] = entry.values[entry.mask].detach().cpu().numpy()
-            packed[f"{name}.classes"] = entry.mask.nonzero().flatten().cpu().numpy().astype(np.uint16)
+            packed[f"{name}@rows"] = entry.values[entry.mask].detach().cpu()
+            packed[f"{name}@classes"] = entry.mask.nonzero().flatten().cpu().to(torch.uint16)
         else:
-            plain.append(entry)
-    if plain:
-        packed["plain"] = torch.cat([p.detach().reshape(-1) for p in plain]).cpu().numpy()
+            packed[name] = entry.detach().cpu()
     return packed
+
+
+def unpack(packed: Mapping[str, Tensor], classes: int) -> Message:
+    """The message that `pack` was given, in a federation with so many classes. ValueError if nothing can have been
+    packed like this; whether it is the message that was expected is not looked at.
+
+    >>> message = unpack({"proto@rows": torch.ones(1, 2), "proto@classes": torch.tensor([2])}, classes=3)
+    >>> table(message, "proto").mask
+    tensor([False, False,  True])
+    """
+    message: Message = {}
+    for name, value in packed.items():
+        base, _, part = name.rpartition("@")
+        if part == "rows" and base:
+            message[base] = _spread(base, value, packed.get(f"{base}@classes"), classes)
+        elif part != "classes" or f"{base}@rows" not in packed:
+            message[name] = value
+    return message
+
+
+def _spread(name: str, sent: Tensor, numbers: Tensor | None, classes: int) -> PerClass:
+    if numbers is None or numbers.is_floating_point() or numbers.dim() != 1 or sent.dim() < 1:
+        raise ValueError(f"'{name}' has no list of class numbers")
+    index = numbers.long()
+    if len(index) != len(sent) or (len(index) and bool((index.diff() <= 0).any() | (index < 0).any())):
+        raise ValueError(f"'{name}' has {len(sent)} rows for the classes {index.tolist()[:20]}")
+    if len(index) and int(index[-1]) >= classes:
+        raise ValueError(f"'{name}' has a row for class {int(index[-1])}, and there are {classes} classes")
+    values, mask = sent.new_zeros(classes, *sent.shape[1:]), torch.zeros(classes, dtype=torch.bool)
+    values[index], mask[index] = sent, True
+    return PerClass(values, mask)
 
 
 @dataclass(frozen=True)

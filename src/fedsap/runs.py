@@ -32,14 +32,15 @@ import fedsap
 from fedsap.config import Config
 from fedsap.data import Dataset
 from fedsap.errors import UserError
+from fedsap.evaluate import Scores
 from fedsap.federation import Federation, build_federation
 from fedsap.message import Cost, Message, flatten, restore
 from fedsap.methods import METHODS
-from fedsap.models.network import Weights
 from fedsap.snapshots import save_snapshot
-from fedsap.training.rounds import Outcome, play_all
+from fedsap.training.rounds import Clients, Outcome, play_all
 
 Row = dict[str, Any]
+Build = Callable[[Sequence[Config]], Federation[Clients]]
 
 
 class Stopped(Exception):
@@ -115,8 +116,10 @@ class Run:
         on_round: Callable[[Row], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Row:
-        """Plays the rounds that are missing and returns the result. `check` comes first."""
-        return execute_all([self], data, on_round=lambda _, row: on_round(row), stop=stop)[0]
+        """Plays the rounds that are missing in this process and returns the result. `check` comes first."""
+        return execute_all(
+            [self], lambda configs: build_federation(configs, data), on_round=lambda _, row: on_round(row), stop=stop
+        )[0]
 
     @property
     def checkpoint(self) -> Path:
@@ -152,31 +155,32 @@ def together(runs: Sequence[Run]) -> list[list[Run]]:
 
 def execute_all(
     runs: Sequence[Run],
-    data: Dataset,
+    build: Build,
     *,
     on_round: Callable[[Run, Row], None] = lambda _, __: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Row]:
-    """`Run.execute` for runs of which `together` made a group: their clients train as one stack."""
+    """`Run.execute` for runs of which `together` made a group, with the engine of the federation that `build` makes."""
     results = [one.result for one in runs]
     if all(results):
         return [r for r in results if r is not None]
     torch.set_float32_matmul_precision("highest")
     config = runs[0].config
     began = time.monotonic()
-    federation = build_federation([one.config for one in runs], data)
+    federation = build([one.config for one in runs])
     by_seed = {one.config.seed: one for one in runs}
     servers: dict[int, Message | None] = {}
     rows: dict[int, list[Row]] = {}
+    waiting: dict[int, Row | None] = {}  # for figures that come with the next round
     for seed, one in by_seed.items():
         with _plainly(one.folder):
             one.folder.mkdir(parents=True, exist_ok=True)
-        servers[seed], last = _take_up(federation, one)
+        servers[seed], last, waiting[seed] = _take_up(federation, one)
         if last == 0:
             write(one.folder / "partition.json", json.dumps(federation.partitions[seed].to_dict()))
-            write(one.folder / "environment.json", json.dumps(_environment(federation, data), indent=1))
+            write(one.folder / "environment.json", json.dumps(_environment(federation), indent=1))
             write(one.folder / "config.json", json.dumps(_decisive(one.config), indent=1))
-        rows[seed] = one.cut(last)
+        rows[seed] = one.cut(last - 1 if waiting[seed] else last)
     loading = time.monotonic() - began
     writing = 0.0
     saved = began = time.monotonic()
@@ -186,6 +190,13 @@ def execute_all(
             path = one.folder / "metrics.jsonl"
             files.enter_context(_plainly(path))
             logs[seed] = files.enter_context(path.open("a", encoding="utf-8"))
+
+        def put(seed: int, row: Row) -> None:
+            rows[seed].append(row)
+            logs[seed].write(json.dumps(row) + "\n")
+            logs[seed].flush()
+            on_round(by_seed[seed], row)
+
         for outcomes in play_all(
             federation.method,
             federation.task,
@@ -195,24 +206,28 @@ def execute_all(
             presence=federation.presence,
             judge=federation.judge,
             warm_start=config.train.warm_start,
+            owed=any(waiting.values()),
         ):
             for seed, outcome in outcomes.items():
                 _sound(outcome, by_seed[seed].folder)
             now = time.monotonic()
             for seed, outcome in outcomes.items():
-                if outcome.scores is not None and outcome.scores.kept is not None:
+                if outcome.scores is not None and outcome.scores.kept is not None and federation.pictures is not None:
                     folder = by_seed[seed].folder
                     with _plainly(folder / "snapshots"):
-                        save_snapshot(folder, outcome.t, outcome.scores.kept, federation.clients.test.images)
+                        save_snapshot(folder, outcome.t, outcome.scores.kept, federation.pictures)
+                before, waiting[seed] = waiting[seed], None
+                if before is not None:
+                    put(seed, before | _figures(outcome.late))
                 row = _row(outcome, (now - began) / len(runs), config)  # its share of the stack's time
-                rows[seed].append(row)
-                logs[seed].write(json.dumps(row) + "\n")
-                logs[seed].flush()
-                on_round(by_seed[seed], row)
+                if outcome.owed:
+                    waiting[seed] = row
+                else:
+                    put(seed, row | _figures(outcome.scores))
             began = now
             over, stopping = outcome.t == federation.task.last, stop()
-            if over or stopping or now - saved >= config.train.checkpoint:
-                _save(federation, {by_seed[seed]: o for seed, o in outcomes.items()})
+            if over or stopping or now - saved >= federation.checkpoint:
+                _save(federation, {by_seed[seed]: (o, waiting[seed]) for seed, o in outcomes.items()})
                 saved = time.monotonic()
                 writing += saved - now
             if stopping and not over:
@@ -225,15 +240,17 @@ def execute_all(
     return [one.result or {} for one in runs]
 
 
-def _save(federation: Federation, outcomes: Mapping[Run, Outcome]) -> None:
-    """All checkpoints of a stack: every one is on disk before the first takes its place."""
+def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome, Row | None]]) -> None:
+    """All checkpoints of a stack, with the rows that wait for their figures: every one is on disk before the first
+    takes its place."""
     scratches = []
     try:
-        for one, outcome in outcomes.items():
+        for one, (outcome, waiting) in outcomes.items():
             scratches.append(one.checkpoint.with_suffix(".part"))
+            about = {"round": str(outcome.t)} | ({"waiting": json.dumps(waiting)} if waiting else {})
             with _plainly(one.checkpoint):
                 tensors = _content(federation, one.config.seed, outcome.server)
-                save_file(tensors, scratches[-1], {"round": str(outcome.t)})
+                save_file(tensors, scratches[-1], about)
                 with scratches[-1].open("rb") as file:
                     os.fsync(file.fileno())
     except BaseException:
@@ -245,43 +262,31 @@ def _save(federation: Federation, outcomes: Mapping[Run, Outcome]) -> None:
             scratch.replace(one.checkpoint)
 
 
-def _content(federation: Federation, seed: int, server: Message) -> dict[str, Tensor]:
-    """What a checkpoint holds: the server's state, and that of the federation's clients in the order of their rows."""
-    tensors: dict[str, Tensor] = {f"server/{k}": v for k, v in flatten(server).items()}
-    for kind, sets in _held(federation):
-        for name, weights in sets.items():
-            tensors |= {f"{kind}/{name}/{k}": v[federation.clients.rows_of(seed)] for k, v in weights.items()}
+def _content(federation: Federation[Clients], seed: int, server: Message) -> dict[str, Tensor]:
+    """What a checkpoint holds: the server's state, and what the engine keeps of the clients."""
+    tensors = {f"server/{k}": v for k, v in flatten(server).items()} | federation.clients.kept(seed)
     return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
-def _held(federation: Federation) -> list[tuple[str, dict[str, Weights]]]:
-    held = [("state", federation.clients.state)]
-    return held if federation.config.train.reset_momentum else [*held, ("momentum", federation.clients.momentum)]
-
-
-def _take_up(federation: Federation, run: Run) -> tuple[Message | None, int]:
-    """Fills the clients from the checkpoint; the server's state and the round it was made after."""
+def _take_up(federation: Federation[Clients], run: Run) -> tuple[Message | None, int, Row | None]:
+    """Fills the clients from the checkpoint; the server's state, the round it was made after, and that round's row if
+    its figures had not come yet."""
     if not run.checkpoint.exists():
-        return None, 0
+        return None, 0, None
     last = run.done
     server: dict[str, Tensor] = {}
-    clients = dict(_held(federation))
-    rows = federation.clients.rows_of(run.config.seed)
     try:
         with safe_open(run.checkpoint, "pt") as file:
+            waiting = json.loads(file.metadata().get("waiting", "null"))
             for key in file.keys():  # noqa: SIM118  (it is no dictionary)
                 kind, _, name = key.partition("/")
                 if kind == "server":
-                    server[name] = file.get_tensor(key).to(federation.clients.stack.owned.device)
-                    continue
-                which, _, weight = name.partition("/")
-                value, place = file.get_tensor(key), clients[kind][which][weight]
-                if value.shape != place[rows].shape:
-                    raise ValueError(f"{key} has shape {tuple(value.shape)}")
-                place[rows] = value.to(place)
+                    server[name] = file.get_tensor(key).to(federation.device)
+                else:
+                    federation.clients.take_back(run.config.seed, key, file.get_tensor(key))
     except (SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{run.checkpoint}: not a checkpoint of this run ({error}); remove it to start again") from None
-    return restore(server), last
+    return restore(server), last, waiting
 
 
 def _round_of(path: Path) -> int:
@@ -346,10 +351,14 @@ def _row(outcome: Outcome, seconds: float, config: Config) -> Row:
     }
     if outcome.figures:
         row["unlabelled"] = {k: _floats(v) for k, v in outcome.figures.items()}
-    if outcome.scores is not None:
-        row["accuracy"] = {k: _floats(v) for k, v in outcome.scores.accuracy.items()}
-        row["silhouette"] = outcome.scores.silhouette
-    return row
+    return row | outcome.notes
+
+
+def _figures(scores: Scores | None) -> Row:
+    """What an evaluation adds to a row."""
+    if scores is None:
+        return {}
+    return {"accuracy": {k: _floats(v) for k, v in scores.accuracy.items()}, "silhouette": scores.silhouette}
 
 
 def phase(config: Config, t: int) -> Row:
@@ -397,8 +406,8 @@ def read_json(path: Path) -> Row:
     return content
 
 
-def _environment(federation: Federation, data: Dataset) -> Row:
-    where = federation.clients.stack.owned.device
+def _environment(federation: Federation[Clients]) -> Row:
+    where = federation.device
     return {
         "fedsap": fedsap.__version__,
         "torch": torch.__version__,
@@ -407,7 +416,7 @@ def _environment(federation: Federation, data: Dataset) -> Row:
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),
         "command": sys.argv,
-        "classes": list(data.classes),
+        "classes": list(federation.classes),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
@@ -420,8 +429,11 @@ def summary(config: Config, partition_hash: str, rows: list[Row]) -> Row:
     accuracy = {}
     for name, values in last["accuracy"].items():
         means = [_mean(row["accuracy"][name]) for row in judged]
-        best = max((m, -row["round"]) for m, row in zip(means, judged, strict=True) if m is not None)
-        accuracy[name] = {"mean": means[-1], "best": best[0], "best_round": -best[1], "per_client": values}
+        known = [(m, -row["round"]) for m, row in zip(means, judged, strict=True) if m is not None]
+        best, at = max(known, default=(None, None))
+        accuracy[name] = {
+            "mean": means[-1], "best": best, "best_round": None if at is None else -at, "per_client": values
+        }  # fmt: skip
     return {
         "method": config.method["name"],
         "dataset": config.data.name,

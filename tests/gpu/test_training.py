@@ -5,7 +5,7 @@ import torch
 
 from federations import SEED, pair
 from fedsap.config import resolve
-from fedsap.federation import dataset
+from fedsap.federation import build_federation, dataset
 from fedsap.methods import METHODS, FedAvg, FedProto, FedSAP
 from fedsap.models import ResNet18, resnet
 from fedsap.runs import Run, Stopped, execute_all
@@ -129,7 +129,7 @@ def configurations(*seeds, **train):
 def test_seeds_of_a_stack_are_what_each_is_alone(tmp_path):
     configs = configurations(1, 2, 3)
     data = dataset(configs[0])
-    stacked = execute_all([Run(tmp_path / f"s{c.seed}", c) for c in configs], data)
+    stacked = execute_all([Run(tmp_path / f"s{c.seed}", c) for c in configs], lambda some: build_federation(some, data))
     for config, one in zip(configs, stacked, strict=True):
         alone = Run(tmp_path / f"a{config.seed}", config).execute(data)
         for measure, found in alone["accuracy"].items():

@@ -83,6 +83,8 @@ class Simulation:
 
     def train_all(self, t: int, asks: Mapping[int, Ask]) -> dict[int, Replies]:
         """Round t of the clients that are asked, by the seed of their federation."""
+        if not asks:
+            return {}
         rows = sorted(self._row[Key(seed, c)] for seed, ask in asks.items() for c in ask.clients)
         message = self._message(asks, rows)
         everyone = len(rows) == len(self.stack.keys)
@@ -213,6 +215,23 @@ class Simulation:
         )
         self._note("evaluation", began)
         return {seed: self._in_order(seed, one, asks[seed].bank) for seed, one in found.items()}
+
+    def kept(self, seed: int) -> dict[str, Tensor]:
+        """The state of a federation's clients, in the order of their rows."""
+        rows = self.rows_of(seed)
+        sets = [(f"{kind}/{name}", weights) for kind, some in self._held().items() for name, weights in some.items()]
+        return {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+
+    def take_back(self, seed: int, name: str, value: Tensor) -> None:
+        """Puts one of the tensors of `kept` where it belongs."""
+        kind, which, weight = name.split("/", 2)
+        place, rows = self._held()[kind][which][weight], self.rows_of(seed)
+        if value.shape != place[rows].shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}")
+        place[rows] = value.to(place)
+
+    def _held(self) -> dict[str, dict[str, Weights]]:
+        return {"state": self.state} if self.reset_momentum else {"state": self.state, "momentum": self.momentum}
 
     def _note(self, what: str, began: float) -> float:
         if self._device.type == "cuda":

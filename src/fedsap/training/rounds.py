@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -16,7 +16,9 @@ from fedsap.training.streams import generator, numbers
 class Replies:
     """What came back from those that answered, ascending: messages with client axis, mean loss terms, [R] each.
 
-    Whoever did not answer stands under `failed`, with the reason.
+    Whoever did not answer stands under `failed`, with the reason; those of them that nothing was sent to also under
+    `absent`. `late` are the figures of an evaluation that was asked for before and took place on the way; `notes` is
+    what else the engine has to say of the round, ready for JSON.
     """
 
     clients: list[int]
@@ -24,6 +26,9 @@ class Replies:
     terms: dict[str, torch.Tensor]
     figures: dict[str, torch.Tensor] = field(default_factory=dict)  # of unlabelled samples, [R] each
     failed: dict[int, str] = field(default_factory=dict)
+    absent: frozenset[int] = frozenset()
+    late: Scores | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,30 @@ class Ask:
 
 
 class Clients(Protocol):
-    """Whatever runs the clients, of one federation or of several with different seeds. Everything goes by seed."""
+    """Whatever runs the clients, of one federation or of several with different seeds. Everything goes by seed.
+
+    Where a message is dear, `evaluate_all` may leave a federation out: its figures then come as `Replies.late` with the
+    next `train_all`, which is called in every round, even when it asks nobody. After the last round they come at once.
+    """
 
     def train_all(self, t: int, asks: Mapping[int, Ask]) -> dict[int, Replies]: ...
 
     def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]: ...
 
     def evaluate_all(self, t: int, asks: Mapping[int, Ask], judge: Judge) -> dict[int, Scores]: ...
+
+    def kept(self, seed: int) -> dict[str, torch.Tensor]:
+        """What a checkpoint has to hold of a federation's clients, by names that `take_back` knows."""
+        ...
+
+    def take_back(self, seed: int, name: str, value: torch.Tensor) -> None:
+        """One of the tensors of `kept`; raises KeyError or ValueError if it does not fit."""
+        ...
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Seconds by what they went into."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +107,12 @@ class Outcome:
     failed: dict[int, str]  # that did not, and why
     terms: dict[str, torch.Tensor]
     up: list[Cost]  # per client that answered
-    down: list[Cost]  # per client that was asked
+    down: list[Cost]  # per client that was sent something
+    notes: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, torch.Tensor] = field(default_factory=dict)  # of unlabelled samples, per client that answered
+    late: Scores | None = None  # of the round that owed them
     scores: Scores | None = None
+    owed: bool = False  # it was evaluated, and the figures are still to come
 
 
 def play(
@@ -120,22 +145,37 @@ def play_all(
     presence: Presence,
     judge: Judge,
     warm_start: bool = False,
+    owed: bool = False,
 ) -> Iterator[dict[int, Outcome]]:
-    """`play` for federations that differ in their seed only: they take each round together."""
+    """`play` for federations that differ in their seed only: they take each round together. `owed`: the figures of the
+    round `done` never came."""
     everyone = list(range(task.clients))
     ids = torch.arange(task.clients)
+
+    def evaluate(t: int) -> dict[int, Scores]:
+        views = {
+            seed: Ask(
+                method.broadcast(server, t + 1), method.address(server, t + 1, ids), everyone, method.bank(server)
+            )
+            for seed, server in states.items()
+        }
+        return clients.evaluate_all(t, views, judge)
+
     started = [seed for seed, server in servers.items() if server is None]
     states = {s: method.begin(task, generator(s, "server")) if v is None else v for s, v in servers.items()}
     if warm_start and started:
         greetings = clients.greet_all(dict.fromkeys(started, everyone))
         for seed in started:
-            first = Round(0, generator(seed, "server", client=1), ids)
+            greeted = torch.tensor(greetings[seed].clients)
+            first = Round(0, generator(seed, "server", client=1), greeted)
             states[seed] = method.combine(task, states[seed], greetings[seed].message, first)
+    if owed:
+        evaluate(done)
     for t in range(done + 1, task.last + 1):
         drawn = {seed: presence.draw(seed, t, task.clients) for seed in states}
         asks = {seed: _ask(method, states[seed], t, asked, lost) for seed, (asked, lost) in drawn.items()}
         present = {seed: ask for seed, ask in asks.items() if ask.clients}
-        replies = clients.train_all(t, present) if present else {}
+        replies = clients.train_all(t, present)
         outcomes = {}
         for seed, (_, lost) in drawn.items():
             reply = replies.get(seed, Replies([], {}, {}))
@@ -147,14 +187,8 @@ def play_all(
         if all(_sound(o) for o in outcomes.values()) and (
             t % judge.every == 0 or t in (task.rounds, task.last) or t in judge.snapshots
         ):
-            views = {
-                seed: Ask(
-                    method.broadcast(server, t + 1), method.address(server, t + 1, ids), everyone, method.bank(server)
-                )
-                for seed, server in states.items()
-            }
-            scores = clients.evaluate_all(t, views, judge)
-            outcomes = {seed: replace(outcome, scores=scores[seed]) for seed, outcome in outcomes.items()}
+            scores = evaluate(t)
+            outcomes = {s: replace(o, scores=scores.get(s), owed=s not in scores) for s, o in outcomes.items()}
         yield outcomes
 
 
@@ -169,6 +203,7 @@ def _sound(said: Replies | Outcome) -> bool:
 
 def _outcome(t: int, server: Message, ask: Ask, reply: Replies, failed: dict[int, str]) -> Outcome:
     each = cost(ask.down)
-    down = [each + cost(select(ask.own, torch.tensor(i))) for i in range(len(ask.clients))]
+    sent = [i for i, client in enumerate(ask.clients) if client not in reply.absent]
+    down = [each + cost(select(ask.own, torch.tensor(i))) for i in sent]
     up = [cost(select(reply.message, torch.tensor(i))) for i in range(len(reply.clients))]
-    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, reply.figures)
+    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, reply.notes, reply.figures, reply.late)
