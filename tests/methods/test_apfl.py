@@ -29,10 +29,10 @@ def mixture(alpha, personal, shared, statistics):
     ],
 )
 def test_rounds_are_those_of_the_slow_loop(network, sizes, mix, adaptive):
-    method = APFL(alpha=0.3, mix=mix, adaptive=adaptive)
+    method = APFL(alpha=0.25, mix=mix, adaptive=adaptive)
     simulation, models, mine, *_ = pair(method, network, sizes=sizes, rounds=2)
     personal = [deepcopy(m) for m in models]
-    alphas = [0.3] * len(sizes)
+    alphas = [0.25] * len(sizes)
     for outcome in played(simulation):
         for q, (model, (x, y)) in enumerate(zip(models, mine, strict=True)):
             own = personal[q].train()
@@ -67,31 +67,33 @@ def test_rounds_are_those_of_the_slow_loop(network, sizes, mix, adaptive):
 
 def test_the_slope_of_the_share_is_the_papers():
     """<v - w, grad L(m)>, with the gradient taken at the mixture."""
-    simulation, models, mine, *_ = pair(APFL(alpha=0.4), "small", sizes=(8,), rounds=1)
+    simulation, models, mine, *_ = pair(APFL(alpha=0.375), "small", sizes=(8,), rounds=1)
     for v in simulation.state["personal"].values():
         v.add_(0.01 * torch.arange(v.numel(), dtype=v.dtype).view_as(v).sin())
     model, (x, y) = models[0], mine[0]
     shared = {k: p.detach() for k, p in model.named_parameters()}
     personal = weights_of(simulation, 0, "personal")
-    mixed = {k: (0.4 * personal[k] + 0.6 * shared[k]).requires_grad_() for k in shared}
+    mixed = {k: (0.375 * personal[k] + 0.625 * shared[k]).requires_grad_() for k in shared}
     F.cross_entropy(functional_call(model, mixed, (x,))[1], y).backward()
     slope = sum(float(((personal[k] - shared[k]) * mixed[k].grad).sum()) for k in shared)
     simulation.train(1, {}, {}, [0])
-    assert float(simulation.state["mix"]["alpha"]) == pytest.approx(0.4 - LR * slope, abs=1e-12)
+    assert float(simulation.state["mix"]["alpha"]) == pytest.approx(0.375 - LR * slope, abs=1e-12)
 
 
 @pytest.mark.parametrize("mix", ["weights", "logits"])
 def test_the_mixture_is_judged(mix):
-    simulation, models, _, theirs, _ = pair(APFL(alpha=0.6, adaptive=False, mix=mix), "small", rounds=5)
+    simulation, models, _, theirs, _ = pair(APFL(alpha=0.625, adaptive=False, mix=mix), "small", rounds=5)
     *_, last = played(simulation)
     shared = server_model(simulation, last.server)
     for q, (x, y) in enumerate(theirs):
         personal, model = weights_of(simulation, q, "personal"), models[q].eval()
         with torch.no_grad():
             if mix == "weights":
-                logits = functional_call(model, {k: 0.6 * v + 0.4 * shared[k] for k, v in personal.items()}, (x,))[1]
+                logits = functional_call(model, {k: 0.625 * v + 0.375 * shared[k] for k, v in personal.items()}, (x,))[
+                    1
+                ]
             else:
-                logits = sum(a * functional_call(model, w, (x,))[1] for a, w in ((0.6, personal), (0.4, shared)))
+                logits = sum(a * functional_call(model, w, (x,))[1] for a, w in ((0.625, personal), (0.375, shared)))
         right = float((logits.argmax(1) == y).double().mean())
         assert float(last.scores.accuracy["head"][q]) == pytest.approx(right)
 

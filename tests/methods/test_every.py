@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedsap.config import resolve
-from fedsap.federation import dataset
+from fedsap.federation import build_federation, dataset
 from fedsap.methods import METHODS
 from fedsap.runs import Run, execute_all, metrics
 
@@ -63,7 +63,7 @@ def test_numbers_sent_are_those_counted_by_hand(tmp_path, digits, name):
 def test_seeds_of_a_stack_are_what_each_is_alone(tmp_path, digits, name):
     both = configs(name, 1, 2, partition={"clients": 5}, train={"participation": 0.8, "failures": 0.1})
     stacked = [Run(tmp_path / f"stacked{c.seed}", c) for c in both]
-    execute_all(stacked, digits)
+    execute_all(stacked, lambda configs: build_federation(configs, digits))
     for config, one in zip(both, stacked, strict=True):
         alone = Run(tmp_path / f"alone{config.seed}", config)
         alone.execute(digits)

@@ -45,7 +45,7 @@ class APFL(FedAvg):
             **state,
             "personal": personal,
             "statistics": statistics,
-            "mix": {"alpha": torch.tensor(self.alpha, dtype=torch.float64)},
+            "mix": {"alpha": torch.tensor(self.alpha)},
         }
 
     def receive(self, state: State, down: Message) -> State:

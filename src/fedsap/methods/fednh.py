@@ -43,7 +43,7 @@ class FedNH(FedAvg):
         head = {"rows": torch.zeros(task.classes, task.network.dim)}
         return {
             **super().init(task, generator),
-            "scale": {"s": torch.tensor(self.scale, dtype=torch.float64)},
+            "scale": {"s": torch.tensor(self.scale)},
             "head": head,
         }
 

@@ -197,7 +197,7 @@ class Method:
     # --- the clients
 
     def init(self, task: Task, generator: torch.Generator) -> State:
-        """What ONE client begins with, without client axis; with `start` = common, one draw is for all."""
+        """What ONE client begins with, without client axis, on the CPU; with `start` = common, one draw is for all."""
         return {"model": task.network.init(generator)}
 
     def receive(self, state: State, down: Message) -> State:
