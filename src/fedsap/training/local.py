@@ -157,8 +157,8 @@ def train(
     terms = {}
     for name in dict.fromkeys(name for _, name in work.totals):
         of = [which for which in range(len(phases)) if (which, name) in work.totals]
-        total = torch.stack([work.totals[which, name][: len(rows)] for which in of]).sum(0)
-        terms[name] = total / steps[of].sum(0).clamp(min=1)
+        total = [work.totals[which, name][: len(rows)] for which in of]
+        terms[name] = sum(total[1:], total[0]) / steps[of].sum(0).clamp(min=1)
     return Trained(means, terms)
 
 
