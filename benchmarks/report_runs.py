@@ -43,7 +43,7 @@ def fabricate(folder: Path, config: Config, data: Dataset, rounds: int | None = 
     runs.write(folder / "partition.json", json.dumps(parts.to_dict()))
     environment = {"fedsap": fedsap.__version__, "classes": list(data.classes), "command": ["fedsap", "run"]}
     runs.write(folder / "environment.json", json.dumps(environment, indent=1))
-    runs.write(folder / "config.json", json.dumps(runs._decisive(config), indent=1))
+    runs.write(folder / "config.json", json.dumps(runs.decisive(config), indent=1))
     clients, total = list(range(parts.clients)), config.train.rounds
     top = float(rng.uniform(0.6, 0.95))
     centres = rng.normal(size=(len(data.classes), 64))

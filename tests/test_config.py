@@ -34,6 +34,11 @@ def one(**user):
         ("seeds=3", "seeds: got 3"),
         ("train=3", "train: got 3, takes keys below it"),
         ("noequals", "--set: got 'noequals', takes key=value"),
+        ("unlabelled.sise=5", "unknown key 'unlabelled.sise'; did you mean 'unlabelled.size'"),
+        ("unlabelled.foreign=1.0", "unlabelled.foreign: got 1.0"),
+        ("unlabelled.magnitude=31", "unlabelled.magnitude"),
+        ("method.margin_quantile=1.5", "method.margin_quantile: got 1.5"),
+        ("method.accept=most", "method.accept: got 'most'"),
         ("engine=ray", "engine: got 'ray'"),
     ],
 )
@@ -80,6 +85,15 @@ def test_preset_reference_follows_the_authors_code():
     assert config.model.reinit_stem is True
     assert config.method["start"] == "independent"
     assert config.eval.test_shots == 5
+
+
+def test_the_second_phase_comes_after_the_first_unless_told_otherwise():
+    after = one(train={"rounds": 10}, unlabelled={"size": 5, "rounds": 3})
+    assert (after.pool_rounds, after.rounds) == (range(11, 14), 13)
+    within = one(train={"rounds": 10}, unlabelled={"size": 5, "rounds": 3, "start": 0})
+    assert (within.pool_rounds, within.rounds) == (range(1, 4), 10)
+    without = one(train={"rounds": 10}, unlabelled={"rounds": 3})
+    assert (without.pool_rounds, without.rounds) == (range(0), 10)
 
 
 def test_methods_and_seeds_multiply():

@@ -19,9 +19,9 @@ from fedsap.runs import Run, Stopped, metrics
 SMALL = {"partition": {"clients": 4}, "train": {"rounds": 6, "checkpoint": 0.0}, "eval": {"every": 2}}
 
 
-def config(method="fedsap", /, **user):
+def config(name="fedsap", /, **user):
     merged = {k: SMALL.get(k, {}) | user.get(k, {}) for k in SMALL.keys() | user.keys()}
-    return resolve(merged, [method])[0]
+    return resolve(merged, [name])[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,15 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
     halted.check(resume=True)
     halted.execute(digits)
     same(outcome(whole.folder), outcome(halted.folder))
+
+
+@pytest.mark.parametrize("refresh", ["round", "batch", "once"])
+def test_the_second_phase_stopped_and_resumed_is_never_stopped(tmp_path, digits, refresh):
+    more = {"train": {"rounds": 2}, "unlabelled": {"size": 30, "rounds": 4}, "method": {"refresh": refresh}}
+    test_stopped_and_resumed_is_never_stopped(tmp_path, digits, "fedsap", more)
+    rows = metrics(tmp_path / "halted")
+    assert [row["phase"] for row in rows] == ["supervised"] * 2 + ["semi-supervised"] * 4
+    assert all("unlabelled" in row for row in rows[2:])
 
 
 def test_rounds_after_the_last_checkpoint_come_again(tmp_path, digits):

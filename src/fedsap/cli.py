@@ -96,6 +96,10 @@ def run(
     out: Out = None,
     data: DataRoot = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
+    origin: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin the rounds with unlabelled samples from the finished runs here."),
+    ] = None,
     track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -104,7 +108,9 @@ def run(
     With nothing given: FedSAP on scikit-learn's digits.
     """
     from fedsap.collect import collect
+    from fedsap.continued import take_over
     from fedsap.federation import build_federation, dataset
+    from fedsap.methods import METHODS
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import Tracked, check
@@ -118,7 +124,12 @@ def run(
     runs = [Run(folder / f"{c.method['name']}-{c.seed}", c) for c in configs]
     for one in runs:
         one.check(resume)
+    for name in {c.method["name"] for c in configs if c.unlabelled.size and not METHODS[c.method["name"]].uses_pool}:
+        console.print(f"{name} has no use for unlabelled samples; it trains on the labelled ones", highlight=False)
     loaded = dataset(configs[0])
+    if origin is not None:
+        for one in runs:
+            take_over(one, [origin], loaded)
     with _interrupts(console) as stop:
         for group in together(runs):
             configs_of = [one.config for one in group]

@@ -20,6 +20,7 @@ CIFAR: Layer = {
 DATASETS: dict[str, Layer] = {
     "digits": {
         "partition": {"ways": 3, "shots": 12, "spread": 1},
+        "unlabelled": {"weak": "none", "cutout": 0.25},  # a pixel is much of an image of 8x8
         "model": {"name": "small"},
         "train": {"rounds": 60},
         "method": {"fedproto": {"align": 1.0}, "fedmps": {"high": 1.0, "low": 0.2, "soft": 5.0}},

@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def _plainly(path: Path) -> Iterator[None]:
+def plainly(path: Path) -> Iterator[None]:
     """Failed writes in words."""
     try:
         yield
@@ -62,7 +62,7 @@ def _plainly(path: Path) -> Iterator[None]:
 
 def write(path: Path, content: str) -> None:
     """Replaces a file in one step: a reader finds the old content or the new."""
-    with _plainly(path):
+    with plainly(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -95,7 +95,7 @@ class Run:
             if self.folder.exists() and any(self.folder.iterdir()):
                 raise UserError(f"{self.folder}: holds other files and no run; choose another --out")
             return
-        there, mine = flat(read_json(path)), flat(_decisive(self.config))
+        there, mine = flat(read_json(path)), flat(decisive(self.config))
         for key in sorted(there.keys() | mine.keys()):
             if there.get(key) != mine.get(key):
                 raise UserError(
@@ -143,7 +143,7 @@ def together(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs in groups that can be one stack: they differ in their seed only, and have got to the same round."""
     groups: dict[str, list[Run]] = {}
     for one in runs:
-        setting = json.dumps(_decisive(one.config) | {"seed": 0}, sort_keys=True)
+        setting = json.dumps(decisive(one.config) | {"seed": 0}, sort_keys=True)
         groups.setdefault(setting, []).append(one)
     split: dict[tuple[str, int, bool], list[Run]] = {}
     for setting, some in groups.items():
@@ -173,13 +173,13 @@ def execute_all(
     rows: dict[int, list[Row]] = {}
     waiting: dict[int, Row | None] = {}  # for figures that come with the next round
     for seed, one in by_seed.items():
-        with _plainly(one.folder):
+        with plainly(one.folder):
             one.folder.mkdir(parents=True, exist_ok=True)
         servers[seed], last, waiting[seed] = _take_up(federation, one)
         if last == 0:
             write(one.folder / "partition.json", json.dumps(federation.partitions[seed].to_dict()))
             write(one.folder / "environment.json", json.dumps(_environment(federation), indent=1))
-            write(one.folder / "config.json", json.dumps(_decisive(one.config), indent=1))
+            write(one.folder / "config.json", json.dumps(decisive(one.config), indent=1))
         rows[seed] = one.cut(last - 1 if waiting[seed] else last)
     loading = time.monotonic() - began
     writing = 0.0
@@ -188,7 +188,7 @@ def execute_all(
         logs = {}
         for seed, one in by_seed.items():
             path = one.folder / "metrics.jsonl"
-            files.enter_context(_plainly(path))
+            files.enter_context(plainly(path))
             logs[seed] = files.enter_context(path.open("a", encoding="utf-8"))
 
         def put(seed: int, row: Row) -> None:
@@ -214,7 +214,7 @@ def execute_all(
             for seed, outcome in outcomes.items():
                 if outcome.scores is not None and outcome.scores.kept is not None and federation.pictures is not None:
                     folder = by_seed[seed].folder
-                    with _plainly(folder / "snapshots"):
+                    with plainly(folder / "snapshots"):
                         save_snapshot(folder, outcome.t, outcome.scores.kept, federation.pictures)
                 before, waiting[seed] = waiting[seed], None
                 if before is not None:
@@ -248,7 +248,7 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
         for one, (outcome, waiting) in outcomes.items():
             scratches.append(one.checkpoint.with_suffix(".part"))
             about = {"round": str(outcome.t)} | ({"waiting": json.dumps(waiting)} if waiting else {})
-            with _plainly(one.checkpoint):
+            with plainly(one.checkpoint):
                 tensors = _content(federation, one.config.seed, outcome.server)
                 save_file(tensors, scratches[-1], about)
                 with scratches[-1].open("rb") as file:
@@ -258,7 +258,7 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
             scratch.unlink(missing_ok=True)
         raise
     for one, scratch in zip(outcomes, scratches, strict=True):
-        with _plainly(one.checkpoint):
+        with plainly(one.checkpoint):
             scratch.replace(one.checkpoint)
 
 
@@ -372,7 +372,7 @@ def _floats(values: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in values.tolist()]
 
 
-def _decisive(config: Config) -> Row:
+def decisive(config: Config) -> Row:
     """The configuration without what does not change the outcome."""
     content = config.model_dump(mode="json")
     content["data"].pop("root")

@@ -18,7 +18,7 @@ from fedsap.report.content import command, content
 from fedsap.report.layout import chosen, layouts
 from fedsap.report.read import find, load
 from fedsap.report.study import arrange, over_rounds, sweeps
-from fedsap.runs import _decisive
+from fedsap.runs import decisive
 
 
 def study_of(folder):
@@ -272,7 +272,7 @@ def test_the_command_makes_the_same_configuration(studies, varied):
         pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         method = words[words.index("--method") + 1]
         (config,) = resolve(assignments(pairs), [method], [run.seed])
-        assert _decisive(config) == run.config
+        assert decisive(config) == run.config
 
 
 def test_sweeps_are_in_the_page(varied):

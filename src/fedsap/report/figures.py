@@ -48,7 +48,7 @@ def figures(study: Study, layouts: Layouts) -> Iterator[Drawing]:
         measure = f"unlabelled:{name}"
         taught = [s.label for s in study.settings if any(_known(v, measure) for v in study.of(s.label))]
         for number, part in enumerate(_parts(taught)):
-            caption = f"{POOL[name]} over rounds, mean over clients and seeds."
+            caption = f"Unlabelled samples: {POOL[name].lower()} over rounds, mean over clients and seeds."
             yield _name(f"pool-{name.replace('_', '-')}", number), caption, convergence(study, measure, part)
     over = [s.label for s in study.settings if any(v.finished for v in study.of(s.label))]
     for number, part in enumerate(_parts(over)):

@@ -210,10 +210,10 @@ def _said(key: str, value: Any) -> str:
 
 
 POOL = {  # what is said of unlabelled samples; those in per cent first
-    "accepted": "Accepted unlabelled samples",
-    "right": "Right pseudo-labels, of accepted samples",
-    "right_all": "Right pseudo-labels, of all samples",
-    "rejected": "Rejected samples of foreign classes",
+    "accepted": "Accepted samples",
+    "right": "Right among the accepted",
+    "right_all": "Right among all",
+    "rejected": "Rejected of foreign classes",
     "margin": "Least margin",
     "distance": "Largest distance",
 }
