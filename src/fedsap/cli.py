@@ -329,6 +329,7 @@ def doctor() -> None:
     for name in (
         "torch",
         "numpy",
+        "scipy",
         "scikit-learn",
         "pillow",
         "pydantic",

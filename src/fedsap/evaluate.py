@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from fedsap.losses import FAR
 from fedsap.message import PerClass
-from fedsap.methods.method import State
+from fedsap.methods.method import State, View
 from fedsap.models import layers
+from fedsap.models.network import Features, Weights
 from fedsap.prototypes import nearest, scores
 from fedsap.training.feed import Images
 from fedsap.training.local import Stack
@@ -82,9 +84,9 @@ def evaluate(
     column = 0
     for part, samples, valid in test.chunks(rows, chunk):
         x, y = stack.look(test.images[samples]), test.labels[samples]
-        with layers.precision(stack.hyper.precision):
-            out = stack.network({k: v[part] for k, v in weights.items()}, x)
-        logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()})
+        forward = partial(_forward, stack, x)
+        out = forward({k: v[part] for k, v in weights.items()})
+        logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()}, forward)
         h = stack.method.represent(out)[stack.method.embedding]
         own = stack.owned[part]
         among = own if classes == "own" else None
@@ -112,6 +114,19 @@ def evaluate(
         seed: Scores({k: v[mine] for k, v in accuracy.items()}, silhouettes.get(seed), kept.get(seed))
         for seed, mine in federations.items()
     }
+
+
+def _forward(
+    stack: Stack,
+    x: Tensor,
+    weights: Weights,
+    view: View | None = None,
+    *,
+    train: bool = False,  # noqa: ARG001
+) -> Features:
+    """The network as in `Step.forward`, but never in training mode."""
+    with layers.precision(stack.hyper.precision):
+        return stack.network(weights, x if view is None else view.x)
 
 
 def _chosen_all(lengths: Sequence[int], federations: Mapping[int, Sequence[int]], sample: int) -> NDArray[np.bool_]:
