@@ -1,16 +1,20 @@
 """Small federations on random images, as a stack and as the oracle's loop, from the same weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 import oracle
 from fedsap.data import Split
 from fedsap.engines.simulate import Simulation
+from fedsap.message import under
 from fedsap.methods.method import Task
 from fedsap.models import ResNet18, Small
 from fedsap.models import client as one_client
 from fedsap.training.feed import Images, Key, Look
 from fedsap.training.local import Hyper, Stack
+from fedsap.training.rounds import Judge, Presence, play
 
 SEED = 7
 
@@ -90,7 +94,40 @@ def pair(
     return simulation, models, mine, theirs, [sorted(set(split.labels[p].tolist())) for p in lists]
 
 
-def weights_of(simulation, client):
+def played(simulation, rounds=None, presence=None, every=1):
+    """The rounds of a federation, one after the other."""
+    stack, task = simulation.stack, simulation.task
+    task = task if rounds is None else replace(task, rounds=rounds)
+    presence = presence or Presence()
+    return play(
+        stack.method,
+        task,
+        simulation,
+        seed=stack.keys[0].seed,
+        server=None,
+        done=0,
+        presence=presence,
+        judge=Judge(every=every),
+    )
+
+
+def weights_of(simulation, client, name="model"):
     """One client's weights under torch's names and in its layout."""
     row = [k.client for k in simulation.stack.keys].index(client)
-    return simulation.stack.network.export(one_client(simulation.state["model"], row))
+    return simulation.stack.network.export(one_client(simulation.state[name], row))
+
+
+def server_model(simulation, server, cluster=None):
+    """The weights that the server has, under torch's names and in its layout."""
+    weights = {k: v if cluster is None else v[cluster] for k, v in under("model", server).items()}
+    return simulation.stack.network.export(weights)
+
+
+def same(weights, other, tolerance=1e-9):
+    """That each of `weights` is what `other`, such as a module's state_dict, has under its name."""
+    assert weights
+    for k, v in weights.items():
+        if v.is_floating_point():
+            expected = other[k].detach()
+            assert v.shape == expected.shape, k
+            assert (v - expected).norm() <= tolerance * (1 + expected.norm()), (k, float((v - expected).norm()))

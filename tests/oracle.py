@@ -89,6 +89,31 @@ def proxy(h, y, bank, s):
     return total / len(y)
 
 
+def proxy_nca(h, y, bank, s):
+    """-1/B sum log( exp(-s |x - p_y|^2) / sum_{c != y} exp(-s |x - p_c|^2) ) of unit vectors."""
+    total = h.sum() * 0
+    for v, y_i in zip(h, y.tolist(), strict=True):
+        near = {c: torch.exp(-s * (unit(v) - unit(p)).square().sum()) for c, p in bank.items()}
+        others = [e for c, e in near.items() if c != y_i]
+        if y_i in near and others:
+            total = total - torch.log(near[y_i] / sum(others))
+    return total / len(y)
+
+
+def proxy_anchor(h, y, bank, s, margin=0.1):
+    """Proxy by proxy: its own samples, and all others."""
+    total, labels = h.sum() * 0, y.tolist()
+    seen = [c for c in bank if c in labels]
+    for c, p in bank.items():
+        cosines = [torch.dot(unit(v), unit(p)) for v in h]
+        own = sum(torch.exp(-s * (k - margin)) for k, y_i in zip(cosines, labels, strict=True) if y_i == c)
+        rest = sum(torch.exp(s * (k + margin)) for k, y_i in zip(cosines, labels, strict=True) if y_i != c)
+        total = total + torch.log(1 + rest + h.sum() * 0) / len(bank)
+        if c in seen:
+            total = total + torch.log(1 + own) / len(seen)
+    return total
+
+
 def contrast(h, y, bank, tau=0.5, base=0.07):
     """Supervised contrast over the batch and a copy of each sample's prototype, anchor by anchor."""
     u = [*h, *[bank.get(int(c), v.detach()) for v, c in zip(h, y, strict=True)]]
@@ -128,6 +153,32 @@ def combine(per_client):
     return {c: sum(ps) / len(ps) for c, ps in by_class.items()}
 
 
+def batches(seed, client, t, number, n, size):
+    """Indices of each batch of a client's epoch `number` of round t; a short last one is left out unless it is all."""
+    order = torch.from_numpy(numbers(seed, "batches", client, t * 1000 + number).permutation(n))
+    full = n // size
+    return [order[i * size : (i + 1) * size] for i in range(full)] or [order]
+
+
+def average(states, shares):
+    """The mean of state_dicts, entry by entry."""
+    return {
+        k: sum(n * s[k] for n, s in zip(shares, states, strict=True)) / sum(shares)
+        for k, v in states[0].items()
+        if v.is_floating_point()
+    }
+
+
+def put(model, state):
+    """Loads what a state_dict has of a module's weights."""
+    assert not model.load_state_dict(state, strict=False).unexpected_keys
+
+
+def sgd(parameters, lr=0.05):
+    """The optimiser of `federations.pair`."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.5)
+
+
 class Federation:
     """`method` is one of local, fedavg, fedproto, fedsap, fedmps; `options` holds its numbers."""
 
@@ -159,11 +210,7 @@ class Federation:
         optimiser = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
         seen, history = [], []
         for e in range(self.epochs):
-            order = numbers(self.seed, "batches", q, t * 1000 + e).permutation(len(y))
-            full = len(y) // self.batch
-            stop = full * self.batch if full else len(y)
-            for start in range(0, stop, self.batch):
-                b = torch.from_numpy(order[start : min(start + self.batch, stop)])
+            for b in batches(self.seed, q, t, e, len(y), self.batch):
                 h, logits, low = model(x[b])
                 terms = self.loss(t, h, logits, low, y[b])
                 optimiser.zero_grad()

@@ -5,7 +5,7 @@ import torch
 
 from fedsap.message import Cost, cost, select
 from fedsap.methods import FedMPS, FedProto, FedSAP
-from fedsap.methods.method import Local
+from fedsap.methods.method import Local, Task
 from fedsap.models import CNN, ResNet18
 from fedsap.prototypes import means
 
@@ -22,7 +22,7 @@ def replies(method, network, classes, ways):
         counts[q, [(q + i) % classes for i in range(ways)]] = 100
     found = {"proto": network.dim, "high": network.dim, "low": network.low_dim}
     local = {n: means(torch.ones(20, classes, d) * (counts > 0)[..., None], counts) for n, d in found.items()}
-    return method.reply(Local({}, {}, local, counts))
+    return method.reply(Local(Task(network, classes, 20, 100), {}, {}, local, counts))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytorch_metric_learning import losses as library
+from pytorch_metric_learning import reducers
 
 import oracle
 from fedsap import losses
@@ -112,3 +114,69 @@ def test_classes_without_prototype_never_enter_the_softmax():
     y = torch.tensor([[0, 1, 0]])
     wild = PerClass(torch.where(known.mask[..., None], bank.values, 1e6), known.mask)
     torch.testing.assert_close(losses.proxy(h, y, known, 32.0), losses.proxy(h, y, wild, 32.0))
+
+
+def by_library(kind, h, y, bank, scale):
+    """Per-sample losses of pytorch-metric-learning with the prototypes of each client as its proxies, [Q, B]; with its
+    own mean where it has no losses of samples (Proxy Anchor)."""
+    found = []
+    for one, labels, rows in zip(h, y, bank.values, strict=True):
+        classes, d = rows.shape
+        if kind == "anchor":
+            loss = library.ProxyAnchorLoss(classes, d, margin=0.1, alpha=scale)
+            loss.proxies = torch.nn.Parameter(rows)
+        elif kind == "softmax":
+            loss = library.NormalizedSoftmaxLoss(classes, d, temperature=1 / scale, reducer=reducers.DoNothingReducer())
+            loss.W = torch.nn.Parameter(rows.T)
+        else:
+            loss = library.ProxyNCALoss(classes, d, softmax_scale=scale, reducer=reducers.DoNothingReducer())
+            loss.proxies = torch.nn.Parameter(rows)
+        said = loss(one, labels)
+        found.append(said if kind == "anchor" else said["loss"]["losses"])
+    return torch.stack(found)
+
+
+def whole(q, b, c, d, seed):
+    """Samples, labels and a bank that has all classes."""
+    h, y, bank = drawn(q, b, c, d, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    rows = torch.randn(q, c, d, generator=g, dtype=torch.float64).requires_grad_()
+    return h, y, PerClass(rows, torch.ones_like(bank.mask))
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes, st.sampled_from([1.0, 9.0, 32.0]))
+def test_proxy_losses_are_those_of_pytorch_metric_learning(shape, scale):
+    h, y, bank = whole(*shape)
+    softmax, nca = (by_library(kind, h, y, bank, scale) for kind in ("softmax", "nca"))
+    anchor = by_library("anchor", h, y, bank, scale)
+    same_with_gradient(losses.proxy(h, y, bank, scale), softmax.mean(1), h)
+    same_with_gradient(losses.proxy(h, y, bank, 2 * scale), nca.mean(1), h)  # ProxyNCA++: the own class below the line
+    same_with_gradient(losses.proxy_anchor(h, y, bank, scale), anchor, h)
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes)
+def test_proxy_nca_is_the_librarys_without_the_own_class_below_the_line(shape):
+    """From its probability p of the own class: -log( p / (1 - p) ). With scale 1, so that 1 - p is not lost."""
+    h, y, bank = whole(*shape)
+    log_p = -by_library("nca", h, y, bank, 1.0)
+    same_with_gradient(losses.proxy_nca(h, y, bank, 1.0), (torch.log1p(-log_p.exp()) - log_p).mean(1), h)
+
+
+@settings(deadline=None, max_examples=25)
+@given(shapes, st.sampled_from([1.0, 9.0]))
+def test_proxy_nca_and_anchor_with_missing_prototypes(shape, scale):
+    h, y, bank = drawn(*shape, relu=True)
+    nca = torch.stack([oracle.proxy_nca(*a, scale) for a in zip(h, y, as_dicts(bank), strict=True)])
+    same_with_gradient(losses.proxy_nca(h, y, bank, scale), nca, h)
+    anchor = torch.stack([oracle.proxy_anchor(*a, scale) for a in zip(h, y, as_dicts(bank), strict=True)])
+    same_with_gradient(losses.proxy_anchor(h, y, bank, scale), anchor, h)
+
+
+@pytest.mark.parametrize("loss", [losses.proxy, losses.proxy_nca, losses.proxy_anchor])
+def test_prototypes_of_other_classes_than_the_given_do_not_count(loss):
+    h, y, bank = whole(2, 6, 5, 4, 0)
+    own = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1]]).bool()
+    fewer = PerClass(bank.values * own[..., None], own)
+    torch.testing.assert_close(loss(h, y, bank, 4.0, own), loss(h, y, fewer, 4.0))

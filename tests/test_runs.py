@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from fedsap.config import resolve
 from fedsap.errors import UserError
 from fedsap.federation import dataset
+from fedsap.methods import METHODS
 from fedsap.runs import Run, Stopped, metrics
 
 SMALL = {"partition": {"clients": 4}, "train": {"rounds": 6, "checkpoint": 0.0}, "eval": {"every": 2}}
@@ -41,9 +42,10 @@ def same(one, other):
     assert all(torch.equal(v, other[2][k]) for k, v in one[2].items())
 
 
-@pytest.mark.parametrize("method", ["fedsap", "fedmps", "fedavg"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("more", [{}, {"train": {"participation": 0.6, "failures": 0.3, "reset_momentum": False}}])
 def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
+    more = more | {"method": {"cfl": {"after": 1, "eps1": 100.0}}}  # splits before and after the stop
     whole, halted = Run(tmp_path / "whole", config(method, **more)), Run(tmp_path / "halted", config(method, **more))
     whole.execute(digits)
     seen = []

@@ -382,6 +382,7 @@ def doctor() -> None:
     for name in (
         "torch",
         "numpy",
+        "scipy",
         "scikit-learn",
         "pillow",
         "pydantic",

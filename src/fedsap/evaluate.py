@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,8 +13,9 @@ from torch import Tensor
 from fedsap.errors import UserError
 from fedsap.losses import FAR, of_labels
 from fedsap.message import PerClass
-from fedsap.methods.method import State
+from fedsap.methods.method import State, View
 from fedsap.models import layers
+from fedsap.models.network import Features, Weights
 from fedsap.prototypes import nearest, scores
 from fedsap.training.feed import Images
 from fedsap.training.local import Stack
@@ -82,8 +84,8 @@ def evaluate(
     federations = {seed: [r for r in rows if stack.keys[r].seed == seed] for seed in {k.seed: 0 for k in stack.keys}}
     right = {name: torch.zeros(len(rows), device=device) for name in MEASURES}
     apart = {name: torch.zeros(len(rows), device=device) for name in (("distance", "length") if distances else ())}
-    network, size = stack.network, statistics or chunk
-    if statistics and network.noise:
+    size = statistics or chunk
+    if statistics and stack.network.noise:
         raise UserError("eval.batch_statistics: the network has dropout, which this would turn on; takes 0 here")
     total, placed = (torch.zeros(len(rows), device=device) for _ in range(2))
     lengths = [len(one) for one in test.lists]
@@ -93,12 +95,9 @@ def evaluate(
     column = 0
     for part, samples, valid in test.chunks(rows, size, fill=statistics > 0):
         x, y = stack.look(test.images[samples]), test.labels[samples]
-        own_weights = {
-            k: v[part].clone() if statistics and k in network.buffers else v[part] for k, v in weights.items()
-        }
-        with layers.precision(stack.hyper.precision):
-            out = network(own_weights, x, train=statistics > 0)
-        logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()})
+        forward = partial(_forward, stack, x, statistics > 0)
+        out = forward({k: v[part] for k, v in weights.items()})
+        logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()}, forward)
         h = stack.method.represent(out)[stack.method.embedding]
         own = stack.owned[part]
         among = own if classes == "own" else None
@@ -140,6 +139,23 @@ def evaluate(
         )
         for seed, mine in federations.items()
     }
+
+
+def _forward(
+    stack: Stack,
+    x: Tensor,
+    statistics: bool,
+    weights: Weights,
+    view: View | None = None,
+    *,
+    train: bool = False,  # noqa: ARG001
+) -> Features:
+    """The network as in `Step.forward`, but not in training mode, unless BatchNorm is to use `statistics` of the batch;
+    the running ones stay."""
+    if statistics:
+        weights = {k: v.clone() if k in stack.network.buffers else v for k, v in weights.items()}
+    with layers.precision(stack.hyper.precision):
+        return stack.network(weights, x if view is None else view.x, train=statistics)
 
 
 def _chosen_all(lengths: Sequence[int], federations: Mapping[int, Sequence[int]], sample: int) -> NDArray[np.bool_]:

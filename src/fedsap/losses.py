@@ -58,17 +58,63 @@ def proxy(h: Tensor, y: Tensor, bank: PerClass, scale: float, classes: Tensor | 
         -1/B sum_i log( exp(s cos(h_i, p_{y_i})) / sum_c exp(s cos(h_i, p_c)) )
 
     The sum runs over the classes that have a prototype (and are in `classes`, if given); a sample whose own class
-    has none adds 0. h: [Q, B, d], y: [Q, B], bank: [Q, C, d], classes: bool [Q, C] -> [Q]
+    has none adds 0. ProxyNCA++, a softmax over -s' |h^ - p^|^2 of unit vectors, is this with s = 2 s'.
+    h: [Q, B, d], y: [Q, B], bank: [Q, C, d], classes: bool [Q, C] -> [Q]
 
     >>> bank = PerClass(torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool))
     >>> proxy(torch.tensor([[[3.0, 0.0]]]), torch.tensor([[0]]), bank, scale=1.0)
     tensor([0.3133])
     """
-    there = bank.mask if classes is None else bank.mask & classes
-    cosine = F.normalize(h, dim=-1) @ F.normalize(bank.values.detach(), dim=-1).mT
+    cosine, there = _cosines(h, bank, classes)
     logits = (scale * cosine).masked_fill(~there[:, None, :], FAR)
     each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
     return torch.where(there.gather(1, y), each, 0.0).mean(1)
+
+
+def proxy_nca(h: Tensor, y: Tensor, bank: PerClass, scale: float, classes: Tensor | None = None) -> Tensor:
+    """ProxyNCA: squared distances of unit vectors, and only the other classes below the line.
+
+        -1/B sum_i log( exp(-s |h^_i - p^_{y_i}|^2) / sum_{c != y_i} exp(-s |h^_i - p^_c|^2) )
+
+    Shapes and missing prototypes as in `proxy`; a sample without another class adds 0 too. The loss may be negative.
+
+    >>> bank = PerClass(torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool))
+    >>> proxy_nca(torch.tensor([[[3.0, 0.0]]]), torch.tensor([[0]]), bank, scale=1.0)
+    tensor([-2.])
+    """
+    cosine, there = _cosines(h, bank, classes)
+    near = -scale * (2 - 2 * cosine)
+    others = there[:, None, :] & ~F.one_hot(y, there.shape[1]).bool()
+    each = near.masked_fill(~others, FAR).logsumexp(-1) - near.gather(2, y[..., None])[..., 0]
+    return torch.where(there.gather(1, y) & others.any(-1), each, 0.0).mean(1)
+
+
+def proxy_anchor(
+    h: Tensor, y: Tensor, bank: PerClass, scale: float, classes: Tensor | None = None, margin: float = 0.1
+) -> Tensor:
+    """Proxy Anchor: every prototype looks at the samples of its class in the batch, and at the others.
+
+        1/|P+| sum_{p in P+} log(1 + sum_{i in p} exp(-s (cos(h_i, p) - m)))
+      + 1/|P|  sum_{p in P}  log(1 + sum_{i not in p} exp(s (cos(h_i, p) + m)))
+
+    P are the prototypes there are, P+ those with samples of their class in the batch. Shapes as in `proxy`.
+
+    >>> bank = PerClass(torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool))
+    >>> proxy_anchor(torch.tensor([[[3.0, 0.0]]]), torch.tensor([[0]]), bank, scale=1.0, margin=0.0)
+    tensor([0.6598])
+    """
+    cosine, there = _cosines(h, bank, classes)
+    own = F.one_hot(y, there.shape[1]).bool()
+    towards = F.pad((-scale * (cosine - margin)).masked_fill(~own, FAR), (0, 0, 0, 1)).logsumexp(1)
+    away = F.pad((scale * (cosine + margin)).masked_fill(own, FAR), (0, 0, 0, 1)).logsumexp(1)
+    seen = own.any(1) & there
+    return (towards * seen).sum(1) / seen.sum(1).clamp(min=1) + (away * there).sum(1) / there.sum(1).clamp(min=1)
+
+
+def _cosines(h: Tensor, bank: PerClass, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """cos(h_i, p_c), [Q, B, C], and which prototypes count, bool [Q, C]."""
+    there = bank.mask if classes is None else bank.mask & classes
+    return F.normalize(h, dim=-1) @ F.normalize(bank.values, dim=-1).mT, there
 
 
 def contrast(h: Tensor, y: Tensor, bank: PerClass, tau: float = 0.5, base_tau: float = 0.07) -> Tensor:

@@ -60,6 +60,21 @@ def expand(message: Mapping[str, Entry], clients: int) -> Message:
     return {name: one(entry) for name, entry in message.items()}
 
 
+def moved(message: Mapping[str, Entry], device: torch.device) -> Message:
+    """The message on a device; what is there already is not copied.
+
+    >>> moved({"w": torch.zeros(2)}, torch.device("cpu"))
+    {'w': tensor([0., 0.])}
+    """
+
+    def one(entry: Entry) -> Entry:
+        if isinstance(entry, PerClass):
+            return PerClass(entry.values.to(device), entry.mask.to(device))
+        return entry.to(device)
+
+    return {name: one(entry) for name, entry in message.items()}
+
+
 def table(message: Mapping[str, Entry], name: str) -> PerClass:
     """The entry `name`, which has to be one row per class."""
     entry = message[name]

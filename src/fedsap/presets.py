@@ -25,7 +25,7 @@ DATASETS: dict[str, Layer] = {
         "train": {"rounds": 60},
         "method": {"fedproto": {"align": 1.0}, "fedmps": {"high": 1.0, "low": 0.2, "soft": 5.0}},
     },
-    "cifar10": CIFAR,
+    "cifar10": CIFAR | {"method": {**CIFAR["method"], "moon": {"mu": 5.0}}},
     "cifar100": CIFAR | {"partition": {"ways": 10, "shots": 50, "spread": 4}},
     "femnist": {
         "partition": {"ways": 3, "shots": 100, "spread": 1},

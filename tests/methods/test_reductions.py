@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from federations import SEED, pair
-from fedsap.methods import FedAvg, FedMPS, FedProto, FedSAP, LocalOnly
+from federations import SEED, pair, played
+from fedsap.methods import APFL, CFL, MOON, Ditto, FedAvg, FedMPS, FedPAC, FedProto, FedProx, FedRep, FedSAP, LocalOnly
 from fedsap.training.rounds import Judge, Presence, play
 
 
@@ -49,6 +49,26 @@ def test_fedmps_without_its_terms_is_local_training():
     assert same(final(FedMPS(high=0.0, low=0.0, soft=0.0))[0], final(LocalOnly())[0])
 
 
+@pytest.mark.parametrize("method", [FedProx(mu=0.0), Ditto(), MOON(mu=0.0, projection=0)])
+def test_what_is_shared_is_fedavgs_without_the_terms_of(method):
+    """Of Ditto it always is: its personal model changes nothing for others."""
+    assert same(final(method)[1].server, final(FedAvg())[1].server)
+
+
+@pytest.mark.parametrize("method", [FedProx(), MOON(projection=0)])
+def test_with_its_term_it_is_not_fedavg(method):
+    assert not same(final(method)[1].server, final(FedAvg())[1].server)
+
+
+@pytest.mark.parametrize("mix", ["weights", "logits"])
+def test_apfl_with_the_whole_share_is_local_training(mix):
+    simulation, *_ = pair(APFL(alpha=1.0, adaptive=False, mix=mix), "small", rounds=4)
+    *_, last = played(simulation)
+    assert same(final(LocalOnly(start="common"))[0], simulation.state["personal"])
+    alone = final(LocalOnly(start="common"))[1].scores
+    assert torch.equal(last.scores.accuracy["head"], alone.accuracy["head"])
+
+
 @pytest.mark.parametrize("method", [FedProto(align=0.5), FedSAP(align_start=0), FedMPS()])
 def test_every_term_is_at_work_from_round_two_and_reaches_the_first_layer(method):
     """Invariant 7."""
@@ -70,13 +90,16 @@ def test_round_one_has_no_prototypes_to_align_with():
         (FedProto(align=0.0), "local"),
         (FedSAP(align_top=0.0, proxy=0.0), "local"),
         (FedMPS(high=0.0, low=0.0, soft=0.0), "local"),
+        (FedProx(mu=0.0), "FedAvg"),
+        (MOON(mu=0.0), "FedAvg"),
+        (Ditto(lam=0.0), "local"),
+        (APFL(alpha=1.0, adaptive=False), "local"),
+        (APFL(alpha=0.0, adaptive=False), "FedAvg"),
+        (CFL(eps1=0.0), "FedAvg"),
+        (FedRep(head_epochs=0), "never"),
+        (FedPAC(head_epochs=0), "never"),
     ],
 )
 def test_options_that_make_another_method_are_named(method, words):
     """Invariant 8."""
     assert words in method.degenerate()
-
-
-@pytest.mark.parametrize("method", [FedProto(), FedSAP(), FedMPS(), FedAvg(), LocalOnly()])
-def test_no_default_makes_another_method(method):
-    assert method.degenerate() is None

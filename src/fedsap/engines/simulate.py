@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsap import memory, prototypes
 from fedsap.evaluate import SNAPSHOT, Scores, evaluate
-from fedsap.message import Message, PerClass, expand, joined, select, table
-from fedsap.methods.method import Choice, Local, State, Task
+from fedsap.message import Message, PerClass, expand, joined, moved, select, table
+from fedsap.methods.method import Choice, Local, State, Task, When
 from fedsap.models.network import Weights
 from fedsap.training import pool as unlabelled
 from fedsap.training.feed import Images, Key, Pool
@@ -45,7 +45,7 @@ class Simulation:
         self._row = {key: row for row, key in enumerate(self.stack.keys)}
         self._device = self.stack.owned.device
         if not self.state:
-            self.state = self.stack.method.join(self.task, {"model": self._initial()})
+            self.state = self._initial()
         trained = {name for phase in self.stack.method.phases() for name in phase.trains}
         buffers = self.stack.network.buffers
         for name in trained - set(self.momentum):
@@ -60,21 +60,22 @@ class Simulation:
         """Where the clients of a federation stand in the stack."""
         return torch.tensor([r for r, key in enumerate(self.stack.keys) if key.seed == seed], device=self._device)
 
-    def _initial(self) -> Weights:
-        """Initial weights: one draw for all clients of a federation, or one for each."""
-        common = self.stack.method.start == "common"
-        network, dtype = self.stack.network, self.stack.look.dtype
-        weights: Weights = {}
-        made: dict[int, Weights] = {}
+    def _initial(self) -> State:
+        """What clients begin with: one draw for all clients of a federation, or one for each."""
+        method, rows = self.stack.method, len(self.stack.keys)
+        common = method.start == "common"
+        state: State = {}
+        made: dict[int, State] = {}
         for row, key in enumerate(self.stack.keys):
             if key.seed not in made or not common:
-                fresh = network.init(generator(key.seed, "weights", 0 if common else key.client))
-                made[key.seed] = {k: v.to(self._device, dtype) for k, v in fresh.items()}
-            for k, v in made[key.seed].items():
-                if k not in weights:
-                    weights[k] = v.new_empty(len(self.stack.keys), *v.shape)
-                weights[k][row] = v
-        return weights
+                made[key.seed] = method.init(self.task, generator(key.seed, "weights", 0 if common else key.client))
+            for name, weights in made[key.seed].items():
+                places = state.setdefault(name, {})
+                for k, v in weights.items():
+                    if k not in places:
+                        places[k] = torch.empty(rows, *v.shape, device=self._device, dtype=self.stack.look.dtype)
+                    places[k][row] = v.to(self._device)
+        return state
 
     def train(self, t: int, down: Message, own: Message, clients: Sequence[int]) -> Replies:
         """`train_all` where all clients are of one federation."""
@@ -93,10 +94,12 @@ class Simulation:
         momentum = self.momentum if everyone else _take(self.momentum, index)
         _adopt(state, self.stack.method.receive(state, message))
         if self.reset_momentum:
-            for weights in momentum.values():
-                torch._foreach_zero_(list(weights.values()))
+            torch._foreach_zero_([v for weights in momentum.values() for v in weights.values()])
         schedule = self.stack.method.schedule(t, self.task.rounds)
         began = time.perf_counter()
+        early = {n: when for n, when in self.stack.method.passes().items() if when == "before"}
+        means = self._means(rows, state, early, t)
+        began = self._note("prototypes", began)
         pool, choice = self._pool(t), None
         if pool is not None:
             choice = unlabelled.choose(self.stack, pool, rows, state, message, t, self.chunk)
@@ -112,7 +115,8 @@ class Simulation:
                     self.recorder, fed[some],
                 )
             )  # fmt: skip
-        means = {k: table(v, k) for v in (joined([p.running for p in parts]),) for k in v}
+        running = joined([p.running for p in parts])
+        means |= {k: table(running, k) for k in running}
         terms = {k: torch.cat([p.terms[k] for p in parts]).cpu() for k in parts[0].terms}
         began = self._note("training", began)
         reply = self._reply(rows, state, message, t, means, choice)
@@ -139,13 +143,14 @@ class Simulation:
         """What the clients of `rows` are sent, in this order."""
         parts, places = [], []
         for seed, ask in asks.items():
-            parts.append(expand(ask.down, len(ask.clients)) | ask.own)
+            down, own = moved(ask.down, self._device), moved(ask.own, self._device)
+            parts.append((down, own, len(ask.clients)))
             places += [bisect_left(rows, self._row[Key(seed, c)]) for c in ask.clients]
         back = torch.argsort(torch.tensor(places)).to(self._device)
-        if len(parts) == 1:
-            (ask,) = asks.values()
-            return expand(ask.down, len(rows)) | select(ask.own, back)
-        return select(joined(parts), back)
+        if len(parts) == 1:  # what all are told stays a view
+            down, own, clients = parts[0]
+            return expand(down, clients) | select(own, back)
+        return select(joined([expand(down, clients) | own for down, own, clients in parts]), back)
 
     def _reply(
         self,
@@ -153,19 +158,22 @@ class Simulation:
         state: State,
         message: Message,
         t: int,
-        running: dict[str, PerClass],
+        taken: dict[str, PerClass],
         choice: Choice | None = None,
     ) -> Message:
+        """`taken` are the class means that are there already, from before and during training."""
         method = self.stack.method
-        later = {n: when for n, when in method.passes().items() if n not in running}
-        later = {n: "eval" if when == "running" else when for n, when in later.items()}  # nothing ran yet: a warm start
-        measured = class_means(self.stack, rows, state["model"], later, t, self.chunk) if later else {}
-        local = Local(state, message, running | measured, self._counts(rows))
+        later = {n: when for n, when in method.passes().items() if n not in taken}
+        means = taken | self._means(rows, state, later, t)
+        local = Local(self.task, state, message, means, self._counts(rows))
         wanted, pool = method.pool_passes(), self._pool(t)
         if choice is not None and pool is not None and wanted:
             found = unlabelled.measured(self.stack, pool, rows, state["model"], choice, wanted, t, self.chunk)
             local = replace(local, pool_means=found[0], pool_counts=found[1])
         return method.reply(local)
+
+    def _means(self, rows: Sequence[int], state: State, wanted: Mapping[str, When], t: int) -> dict[str, PerClass]:
+        return class_means(self.stack, rows, state["model"], wanted, t, self.chunk) if wanted else {}
 
     def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]:
         """What clients reply before any training, by the seed of their federation."""
@@ -198,8 +206,8 @@ class Simulation:
             self.test,
             state,
             PerClass(
-                torch.stack([b.values for b in per_row if b is not None]),
-                torch.stack([b.mask for b in per_row if b is not None]),
+                torch.stack([b.values.to(self._device) for b in per_row if b is not None]),
+                torch.stack([b.mask.to(self._device) for b in per_row if b is not None]),
             ),
             chunk=self.chunk,
             classes=judge.proto_classes,

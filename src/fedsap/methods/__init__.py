@@ -2,15 +2,26 @@
 
 from fedsap.errors import UserError
 from fedsap.message import Message, PerClass, table, tensor
+from fedsap.methods.apfl import APFL
+from fedsap.methods.cfl import CFL
+from fedsap.methods.ditto import Ditto
 from fedsap.methods.fedavg import FedAvg
 from fedsap.methods.fedmps import FedMPS
+from fedsap.methods.fednh import FedNH
+from fedsap.methods.fedpac import FedPAC
 from fedsap.methods.fedproto import FedProto
+from fedsap.methods.fedprox import FedProx
+from fedsap.methods.fedrep import FedRep
 from fedsap.methods.fedsap import FedSAP
 from fedsap.methods.local import LocalOnly
-from fedsap.methods.method import Local, Method, Pass, Phase, Round, State, Step, Task, option
+from fedsap.methods.method import Forward, Local, Method, Pass, Phase, Round, State, Step, Task, When, option
+from fedsap.methods.moon import MOON
 from fedsap.plugins import find
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (FedSAP, FedProto, FedMPS, FedAvg, LocalOnly)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m
+    for m in (FedSAP, FedProto, FedMPS, FedNH, FedPAC, FedRep, MOON, FedAvg, FedProx, CFL, Ditto, APFL, LocalOnly)
+}
 
 
 def named(name: str) -> str:
@@ -25,11 +36,20 @@ def named(name: str) -> str:
 
 
 __all__ = [
+    "APFL",
+    "CFL",
     "METHODS",
+    "MOON",
+    "Ditto",
     "FedAvg",
     "FedMPS",
+    "FedNH",
+    "FedPAC",
     "FedProto",
+    "FedProx",
+    "FedRep",
     "FedSAP",
+    "Forward",
     "Local",
     "LocalOnly",
     "Message",
@@ -41,6 +61,7 @@ __all__ = [
     "State",
     "Step",
     "Task",
+    "When",
     "named",
     "option",
     "table",

@@ -15,6 +15,7 @@ from fedsap.methods.method import (
     Local,
     Method,
     Pass,
+    Phase,
     Round,
     Seen,
     Share,
@@ -52,10 +53,11 @@ class FedSAP(Method):
     proxy: float = option(1.0, "weight of the proxy loss; 0 leaves it out")
     proxy_start: int = option(1, "first round with the proxy loss (round 1 has no prototypes yet)")
     proxy_rise: int = option(0, "rounds over which the proxy loss comes to its full weight; 0: at once")
-    proxy_scale: float = option(32.0, "s, by which cosines are multiplied before the softmax")
-    proxy_classes: Literal["bank", "own"] = option(
-        "bank", "the softmax runs over all prototypes, or the client's classes"
+    proxy_loss: Literal["softmax", "learned", "nca", "nca++", "anchor"] = option(
+        "softmax", "over cosines with the prototypes, or with proxies trained from there; ProxyNCA(++), Proxy Anchor"
     )
+    proxy_scale: float = option(32.0, "s, by which cosines (nca, nca++: squared distances) are multiplied")
+    proxy_classes: Literal["bank", "own"] = option("bank", "the loss runs over all prototypes, or the client's classes")
     proto_pass: Pass = option(
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
@@ -93,30 +95,47 @@ class FedSAP(Method):
     def broadcast(self, server: Message, t: int) -> Message:
         return server
 
+    def init(self, task: Task, generator: torch.Generator) -> State:
+        state = super().init(task, generator)
+        if self.proxy_loss == "learned":
+            state["proxies"] = {"rows": torch.zeros(task.classes, task.network.dim)}
+        if task.pool:  # NaN: not known yet
+            state["pool"] = {k: torch.tensor(torch.nan) for k in ("margin", "distance")}
+            if self.refresh == "once":
+                state["pool"]["labels"] = torch.full((task.pool,), torch.nan)
+        return state
+
+    def receive(self, state: State, down: Message) -> State:
+        """Learned proxies begin every round at the bank."""
+        if "proxies" in state and "bank" in down:
+            return {**state, "proxies": {"rows": table(down, "bank").values}}
+        return state
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.loss, trains=("model", "proxies") if self.proxy_loss == "learned" else ("model",)),)
+
     def loss(self, step: Step) -> dict[str, Tensor]:
         terms = {"ce": self.cross_entropy(step)}
         if "bank" in step.down:
             bank, h = table(step.down, "bank"), step.out.h
             terms["align"] = step.weight["align"] * losses.align(h, step.y, bank, self.reduction)
-            own = step.owned if self.proxy_classes == "own" else None
-            terms["proxy"] = step.weight["proxy"] * losses.proxy(h, step.y, bank, self.proxy_scale, own)
+            terms["proxy"] = step.weight["proxy"] * self.separate(step, bank)
             if step.pool is not None:
                 labels, counts = self._guesses(step, step.pool)
                 strong = self.represent(step.forward(step.state["model"], step.pool.strong()))["proto"]
                 terms["consistency"] = self.consistency * losses.consistency(strong, labels, counts, bank)
         return terms
 
-    def join(self, task: Task, state: State) -> State:
-        if not task.pool:
-            return state
-        some = next(iter(state["model"].values()))
-        known = {
-            "margin": some.new_full(some.shape[:1], torch.nan),
-            "distance": some.new_full(some.shape[:1], torch.nan),
-        }
-        if self.refresh == "once":
-            known["labels"] = some.new_full((len(some), task.pool), torch.nan)
-        return {**state, "pool": known}
+    def separate(self, step: Step, bank: PerClass) -> Tensor:
+        """L_Proxy, or what `proxy_loss` puts in its place."""
+        h, y, own = step.out.h, step.y, step.owned if self.proxy_classes == "own" else None
+        if self.proxy_loss == "nca":
+            return losses.proxy_nca(h, y, bank, self.proxy_scale, own)
+        if self.proxy_loss == "anchor":
+            return losses.proxy_anchor(h, y, bank, self.proxy_scale, own)
+        if self.proxy_loss == "learned":
+            bank = PerClass(step.state["proxies"]["rows"], bank.mask)
+        return losses.proxy(h, y, bank, self.proxy_scale * (2 if self.proxy_loss == "nca++" else 1), own)
 
     def choose(self, start: Start) -> Choice:
         if "bank" not in start.down:

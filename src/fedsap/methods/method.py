@@ -18,7 +18,8 @@ from fedsap.message import Message, PerClass
 from fedsap.models.network import Features, Network, Weights
 
 State = dict[str, Weights]  # what clients keep between rounds: "model", and what a method adds, by name
-Pass = Literal["eval", "train", "running"]
+Pass = Literal["eval", "train", "running"]  # when prototypes are taken, as an option
+When = Literal["before", "eval", "train", "running"]
 Share = Annotated[float, Interval(ge=0, le=1)]
 
 
@@ -72,7 +73,8 @@ class Unlabelled:
 
 
 class Forward(Protocol):
-    """The network with some weights, on the labelled batch or on another view."""
+    """The network with any weights, on the images at hand or on another view. Outside training, `train` changes
+    nothing."""
 
     def __call__(self, weights: Weights, view: View | None = None, *, train: bool = True) -> Features: ...
 
@@ -82,7 +84,7 @@ class Step:
     """One batch of every client, after the forward pass."""
 
     y: Tensor  # [Q, B]
-    out: Features  # of the trained model
+    out: Features  # of the first of the weights that the phase trains
     down: Message  # what the client was sent this round, with client axis
     owned: Tensor  # bool [Q, C] classes the client holds
     weight: Mapping[str, Tensor]  # `Method.schedule` of this round, tensors without axes
@@ -147,6 +149,7 @@ class Choice:
 class Local:
     """What a client has when it replies, with client axis."""
 
+    task: Task
     state: State
     down: Message
     means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says
@@ -193,9 +196,9 @@ class Method:
 
     # --- the clients
 
-    def join(self, task: Task, state: State) -> State:
-        """What a client keeps beside its model, before its first round; `state` holds the initial "model"."""
-        return state
+    def init(self, task: Task, generator: torch.Generator) -> State:
+        """What ONE client begins with, without client axis, on the CPU; with `start` = common, one draw is for all."""
+        return {"model": task.network.init(generator)}
 
     def receive(self, state: State, down: Message) -> State:
         """The client's state once the server's message is in, before training and before evaluation."""
@@ -214,9 +217,10 @@ class Method:
         """Local training, stretch by stretch."""
         return (Phase(self.loss),)
 
-    def cross_entropy(self, step: Step) -> Tensor:
-        """L_CE over the classes that the option `ce` names, [Q]."""
-        return losses.cross_entropy(step.out.logits, step.y, step.owned if self.ce == "own" else None)
+    def cross_entropy(self, step: Step, logits: Tensor | None = None) -> Tensor:
+        """L_CE of logits, those of `step.out` if none are given, over the classes that the option `ce` names, [Q]."""
+        logits = step.out.logits if logits is None else logits
+        return losses.cross_entropy(logits, step.y, step.owned if self.ce == "own" else None)
 
     def loss(self, step: Step) -> dict[str, Tensor]:
         """The terms of the local objective, already weighted, [Q] each."""
@@ -226,9 +230,10 @@ class Method:
         """The vectors [Q, B, *] that local prototypes are means of, by name."""
         return {"proto": out.h}
 
-    def passes(self) -> dict[str, Pass]:
-        """When the class means of each of `represent` are taken: in a pass after training (layers in evaluation or in
-        training mode) or running along with the last epoch. What is not named is not taken."""
+    def passes(self) -> Mapping[str, When]:
+        """When the class means of each of `represent` are taken: in a pass with the received weights before training,
+        in one after it (layers in evaluation or in training mode), or running along with the last epoch. What is not
+        named is not taken."""
         return {}
 
     def pool_passes(self) -> tuple[str, ...]:
@@ -254,6 +259,6 @@ class Method:
         """The weights that a client is judged by."""
         return state["model"]
 
-    def logits(self, out: Features, state: State) -> Tensor:
-        """What head inference takes the argmax of, [Q, B, C]."""
+    def logits(self, out: Features, state: State, forward: Forward) -> Tensor:
+        """What head inference takes the argmax of, [Q, B, C]; `out` is that of `model`."""
         return out.logits

@@ -1,5 +1,6 @@
 """Local training of a stack of clients: batches, gradients and SGD for all of them at once."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, select
-from fedsap.methods.method import Method, Pass, Phase, State, Step, Unlabelled, View
+from fedsap.methods.method import Method, Phase, State, Step, Unlabelled, View, When
 from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
 from fedsap.prototypes import class_sums, means
@@ -78,7 +79,7 @@ class Trained:
     """What local training leaves beside the weights, which it changes in place."""
 
     running: dict[str, PerClass]  # class means taken along with the last epoch
-    terms: dict[str, Tensor]  # [R] mean over the steps of each loss term
+    terms: dict[str, Tensor]  # [R] mean of each loss term over the steps of the phases that have it
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Work:
     down: Message
     owned: Tensor
     weight: Mapping[str, Tensor]  # the schedule of the round, tensors without axes
-    totals: dict[str, Tensor]  # [R] sums of the loss terms over the steps; a term enters with its first step
+    totals: dict[tuple[int, str], Tensor]  # [R] sums of each phase's loss terms; a term enters with its first step
     running: Sums
 
 
@@ -133,26 +134,32 @@ def train(
     else:
         work = recorder.load(state, momentum, down, owned, schedule)
     names = [name for name, when in stack.method.passes().items() if when == "running"]
-    steps = torch.zeros(len(rows), device=device)
     phases = stack.method.phases()
-    number = 0
+    steps = torch.zeros(len(phases), len(rows), device=device)
+    epochs_of: Counter[tuple[str, ...]] = Counter()  # batches are numbered by what they train: a second, personal
+    # model meets the same ones as the first
     with layers.precision(stack.hyper.precision):
         for which, phase in enumerate(phases):
             epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
             for e in range(epochs):
                 collect = names if which == len(phases) - 1 and e == epochs - 1 else []
-                for block in plan(stack, rows, t, number, fed):
+                for block in plan(stack, rows, t, epochs_of[phase.trains], fed):
                     if recorder is not None and isinstance(block.rows, slice):
                         recorder.play(work, which, block, collect)
                     else:
                         for s in range(block.steps):
                             advance(stack, work, which, block.rows, block.batch(s), collect)
-                    steps[block.rows] += block.steps
-                number += 1
+                    steps[which, block.rows] += block.steps
+                epochs_of[phase.trains] += 1
     if recorder is not None:
         recorder.store(state, momentum)
     means = {k: PerClass(v.values[: len(rows)], v.mask[: len(rows)]) for k, v in work.running.means().items()}
-    return Trained(means, {k: v[: len(rows)] / steps.clamp(min=1) for k, v in work.totals.items()})
+    terms = {}
+    for name in dict.fromkeys(name for _, name in work.totals):
+        of = [which for which in range(len(phases)) if (which, name) in work.totals]
+        total = [work.totals[which, name][: len(rows)] for which in of]
+        terms[name] = sum(total[1:], total[0]) / steps[of].sum(0).clamp(min=1)
+    return Trained(means, terms)
 
 
 def plan(stack: Stack, rows: Sequence[int], t: int, number: int, fed: Sequence[Fed] = ()) -> list[Block]:
@@ -209,9 +216,9 @@ def advance(stack: Stack, work: Work, phase: int, rows: Rows, batch: Batch, coll
     with Slice(work.state, work.momentum, rows) as part:
         terms, out, y = _step(stack, stack.method.phases()[phase], part, work, rows, batch)
     for name, value in terms.items():
-        if name not in work.totals:
-            work.totals[name] = value.new_zeros(len(work.owned))
-        work.totals[name][rows] += value
+        if (phase, name) not in work.totals:
+            work.totals[phase, name] = value.new_zeros(len(work.owned))
+        work.totals[phase, name][rows] += value
     if collect:
         vectors = stack.method.represent(out)
         work.running.add(rows, {n: vectors[n] for n in collect}, y)
@@ -244,7 +251,7 @@ def pose(
         view = labelled if view is None else view
         return stack.network(weights, view.x, train=train, noise=view.noise)
 
-    out, y = forward(posed["model"]), stack.train.labels[batch.samples]
+    out, y = forward(posed[phase.trains[0]]), stack.train.labels[batch.samples]
     return Step(y, out, down, owned, weight, posed, forward, stack.live, _unlabelled(stack, batch)), which
 
 
@@ -290,12 +297,12 @@ def _descend(values: list[Tensor], grads: list[Tensor], moments: list[Tensor], l
 
 @torch.no_grad()
 def class_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, Pass], t: int, chunk: int
+    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int
 ) -> dict[str, PerClass]:
     """Class means of what the method represents, over all local samples, for the clients `rows` and their weights.
 
-    `eval`: layers in evaluation mode, images as they are. `train`: layers in training mode on augmented batches of the
-    training size; running statistics are left alone.
+    `train`: layers in training mode on augmented batches of the training size; running statistics are left alone.
+    Otherwise: layers in evaluation mode, images as they are.
     """
     sums = Sums(len(rows), stack.classes)
     with layers.precision(stack.hyper.precision):
@@ -304,9 +311,9 @@ def class_means(
 
 
 def _add_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, Pass], t: int, chunk: int, sums: Sums
+    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int, sums: Sums
 ) -> None:
-    still = [n for n, when in wanted.items() if when == "eval"]
+    still = [n for n, when in wanted.items() if when != "train"]
     if still:
         for part, samples, valid in stack.train.chunks(rows, chunk):
             x, y = stack.look(stack.train.images[samples]), stack.train.labels[samples]

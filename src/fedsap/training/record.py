@@ -83,7 +83,7 @@ class Graphs:
         self._down: Message = {}
         self._owned = torch.zeros_like(stack.owned[:most_rows])
         self._weight: dict[str, Tensor] = {}
-        self._totals: dict[str, Tensor] = {}
+        self._totals: dict[tuple[int, str], Tensor] = {}
         self._running = Sums(most_rows, stack.classes)
         self._recordings: dict[Key, Recording] = {}
         self._stream = torch.cuda.Stream(stack.owned.device)  # type: ignore[no-untyped-call]
