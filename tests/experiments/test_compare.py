@@ -140,3 +140,16 @@ def test_the_ablations_first_row_says_whose_figure_it_is(tmp_path):
     found = places(tmp_path, "table4", ["neither"])
     fill(found[0], [0.8] * 3, [0.8] * 3)
     assert "79.70 is FedMPS's figure in the paper's Table 1; FedProto's is 80.98" in against(found).caption
+
+
+def test_variants_are_compared_with_a_base_seed_by_seed(tmp_path):
+    found = places(tmp_path, "plus-cpu", ["digits"])
+    by_variant = {p.variant: p for p in found}
+    fill(by_variant["fedsap"], [0.80, 0.90, 0.70], [0.5, 0.5, 0.5])
+    fill(by_variant["+ inertia"], [0.81, 0.92, 0.73], [0.4, 0.5, 0.6])
+    table = against(found)
+    rows = {row[1].text: row for row in table.blocks[0].rows}
+    assert [name for _, name in table.heads[2:4]] == ["measured", "minus FedSAP"]
+    assert rows["+ inertia"][3].text == "+2.00 ± 1.00"
+    assert rows["+ inertia"][5].text == "+0.00 ± 10.00"
+    assert rows["FedSAP"][3].text == "–"

@@ -33,8 +33,8 @@ def command(
     complain: Callable[[str], None],
 ) -> int:
     """Runs, writes and prints; the exit status. `until` is a time of time.monotonic."""
-    places = plan.plan(catalogue.chosen(list(what)), out, change)
-    places = plan.select(places, [word.strip() for word in only.split(",")]) if only else places
+    every = plan.plan(catalogue.chosen(list(what)), out, change)
+    places = plan.select(every, [word.strip() for word in only.split(",")]) if only else every
     todo = reproduce.work(places)
     machine = "an H200" if todo.cuda else "two CPU cores"
     console.print(
@@ -57,14 +57,14 @@ def command(
     entries = reproduce.entries(places)
     if not entries and todo.problems:
         return status
-    written = reproduce.record(places, out, complete)
+    written = reproduce.record(every, out)
     if complete and all(p.experiment.group in REPORTED for p in places):
         drawn = any(p.experiment.group == "figures" for p in places)
         folders = [run.folder for run in plan.distinct(places)]
         written += write_report(folders, out, ("html", "md") if drawn else ("html",), complain)
     by_experiment = [[p for p in places if p.experiment.name == name] for name in plan.names(places)]
     if as_json:
-        summaries = [reproduce.summary(some, complete) for some in by_experiment]
+        summaries = [reproduce.summary(some) for some in by_experiment]
         print(json.dumps({"experiments": summaries, "methods": entries, "complete": complete, "out": str(out)}))
         return status
     shown = Console()

@@ -76,6 +76,17 @@ def cells(places: Sequence[Place]) -> list[Cell]:
     ]
 
 
+def beyond(cell: Cell, base: Cell) -> tuple[float, ...]:
+    """A cell minus another, seed by seed: what both have is then what is left out."""
+    pairs = [
+        (measured(cell.place, run, cell.measure), measured(base.place, other, base.measure))
+        for run in cell.place.runs
+        for other in base.place.runs
+        if run.config.seed == other.config.seed
+    ]
+    return tuple(one - other for one, other in pairs if one is not None and other is not None)
+
+
 def measured(place: Place, run: Run, measure: str) -> float | None:
     """One run's figure in the unit of the paper: per cent, a silhouette, or thousands of numbers; None if it is not
     over. `measure` may end in @ROUND of the full experiment."""

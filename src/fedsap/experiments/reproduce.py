@@ -118,22 +118,23 @@ class _Shelf:
         return self._data
 
 
-def record(places: Sequence[Place], out: Path, complete: bool) -> list[Path]:
-    """Writes what was measured into `out`: NAME.json for each experiment, small enough to be kept; the files."""
+def record(places: Sequence[Place], out: Path) -> list[Path]:
+    """Writes what was measured so far into `out`: NAME.json for each experiment, small enough to be kept; the files."""
     written = []
     for one in names(places):
         mine = [place for place in places if place.experiment.name == one]
         path = out / f"{one}.json"
         out.mkdir(parents=True, exist_ok=True)
-        write(path, json.dumps(summary(mine, complete), indent=1))
+        write(path, json.dumps(summary(mine), indent=1))
         written.append(path)
     return written
 
 
-def summary(places: Sequence[Place], complete: bool) -> dict[str, Any]:
+def summary(places: Sequence[Place]) -> dict[str, Any]:
     """One experiment for JSON."""
     one = places[0].experiment
     found = cells(places)
+    complete = all(run.result is not None for run in distinct(places))
     return {
         "experiment": one.name,
         "title": one.title,
@@ -146,12 +147,10 @@ def summary(places: Sequence[Place], complete: bool) -> dict[str, Any]:
             for s in scores(places)
         ],
         "runs": [
-            {
-                "folder": str(run.folder.parent.name),
-                "seed": run.config.seed,
-                "seconds": (run.result or {}).get("seconds"),
-            }
+            {"folder": run.folder.parent.name, "seed": run.config.seed, "seconds": result["seconds"]}
             for run in distinct(places)
+            for result in (run.result,)
+            if result is not None
         ],
         "environment": _environment(places),
     }

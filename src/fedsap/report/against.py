@@ -1,8 +1,9 @@
 """Measured figures beside the paper's, as tables with footnotes."""
 
+import statistics
 from collections.abc import Sequence
 
-from fedsap.experiments.compare import POINTS, SHARE, SILHOUETTE, Cell, Score, agreement, cells
+from fedsap.experiments.compare import POINTS, SHARE, SILHOUETTE, Cell, Score, agreement, beyond, cells
 from fedsap.experiments.plan import Place, places_of
 from fedsap.report.read import RunData
 from fedsap.report.study import DATASETS, title
@@ -37,6 +38,7 @@ def against(places: Sequence[Place], measured_only: bool = True) -> Table:
     letters: dict[str, str] = {}
     blocks: dict[str, list[tuple[Entry, ...]]] = {}
     compared = bool(one.paper)
+    bases = {(c.place.reading, c.place.setting, c.measure): c for c in every if c.place.variant == one.base}
     for place in places:
         mine = {c.measure: c for c in every if c.place is place}
         if measured_only and not any(c.values for c in mine.values()):
@@ -45,13 +47,20 @@ def against(places: Sequence[Place], measured_only: bool = True) -> Table:
         row = [Entry(_short(place)), Entry(label)]
         for measure in one.measures:
             row += _entries(mine.get(measure), letters, compared)
+            if bases:
+                row.append(_beyond(mine.get(measure), bases.get((place.reading, place.setting, measure))))
         data = DATASETS.get(place.tags["data"], place.tags["data"])
         blocks.setdefault(f"{data}, {place.reading}" if place.reading else data, []).append(tuple(row))
     heads = [("", "Setting"), ("", "Method")]
     for measure in one.measures:
         kind, _, at = measure.partition("@")
         name = NAMES[kind] + (f", round {at}" if at else "")
-        heads += [(name, column) for column in ("paper", "measured", "difference")] if compared else [("", name)]
+        if compared:
+            heads += [(name, column) for column in ("paper", "measured", "difference")]
+        elif bases:
+            heads += [(name, "measured"), (name, f"minus {title(one.base)}")]
+        else:
+            heads.append(("", name))
     return Table(
         f"paper-{one.name}",
         f"Against the paper, {one.place}: {one.title}" if compared else f"{one.title} ({one.place})",
@@ -92,6 +101,16 @@ def _entries(cell: Cell | None, letters: dict[str, str], compared: bool) -> list
     return [said, measured, Entry("–") if gap is None else Entry(f"{gap:+.{digits}f}", gap, best=cell.agrees)]
 
 
+def _beyond(cell: Cell | None, base: Cell | None) -> Entry:
+    """What a cell has more than the base, seed by seed."""
+    gaps = beyond(cell, base) if cell and base and cell.place.variant != base.place.variant else ()
+    if not gaps:
+        return Entry("–")
+    mean, std = statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else None
+    digits = 3 if cell is not None and cell.measure.startswith("silhouette") else 2
+    return Entry(f"{mean:+.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}"), mean, std)
+
+
 def _pm(mean: float, std: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
@@ -124,6 +143,8 @@ def _caption(places: Sequence[Place], every: Sequence[Cell], letters: dict[str, 
             f"Bold: within two of the paper's standard deviations, or {near} ({found['agree']} of "
             f"{found['compared']} cells compared, of {found['all']})."
         )
+    if one.base:
+        parts.append(f"Minus {title(one.base)}: the difference seed by seed, and its deviation.")
     parts += [f"[{letter}] {text}" for text, letter in letters.items()]
     parts += [note.text for note in one.footnotes if note.general]
     return " ".join(parts)
