@@ -54,7 +54,7 @@ class Cell:
         return {
             "experiment": p.experiment.name, "setting": p.setting, "variant": p.variant, "reading": p.reading,
             "method": p.tags["method"], "measure": self.measure, "paper": self.claim and self.claim.mean,
-            "paper_std": self.claim and self.claim.std, "mean": self.mean, "std": self.std,
+            "paper_std": self.claim and self.claim.std, "mean": self.mean, "std": self.std, "values": list(self.values),
             "seeds": [run.config.seed for run in p.runs if run.result], "difference": self.difference,
             "agrees": self.agrees if self.difference is not None else None,
         }  # fmt: skip
