@@ -72,6 +72,7 @@ class Experiment:
     readings: dict[str, Layer] = field(default_factory=lambda: {TEXT: {}})
     paper: dict[tuple[str, str, str], Claim] = field(default_factory=dict)  # by measure, variant and setting
     footnotes: tuple[Footnote, ...] = ()
+    data: str = ""  # what its data set is called in its table, if not by its own name
     base: str = ""  # the variant that the others are compared with, where the paper has nothing
     hidden: dict[str, list[str]] = field(default_factory=dict)  # measures that a variant does not have, by variant
 

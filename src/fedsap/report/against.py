@@ -49,7 +49,7 @@ def against(places: Sequence[Place], measured_only: bool = True) -> Table:
             row += _entries(mine.get(measure), letters, compared)
             if bases:
                 row.append(_beyond(mine.get(measure), bases.get((place.reading, place.setting, measure))))
-        data = DATASETS.get(place.tags["data"], place.tags["data"])
+        data = one.data or DATASETS.get(place.tags["data"], place.tags["data"])
         blocks.setdefault(f"{data}, {place.reading}" if place.reading else data, []).append(tuple(row))
     heads = [("", "Setting"), ("", "Method")]
     for measure in one.measures:
