@@ -72,7 +72,7 @@ def pair(
         owned[order].to(device),
         look,
         Hyper(batch=8, lr=lr, momentum=momentum, epochs=epochs),
-        pool(order, classes, look, range(rounds + 1, rounds + more + 1)) if pool else None,
+        None if pool is None else _on(device, pool(order, classes, look, range(rounds + 1, rounds + more + 1))),
     )
     test = Images.of(tests, [test_lists[c] for c in order], torch.device(device))
     task = Task(network, classes, len(sizes), rounds, more, stack.pool.size if pool else 0)
@@ -109,6 +109,10 @@ def played(simulation, rounds=None, presence=None, every=1):
         presence=presence,
         judge=Judge(every=every),
     )
+
+
+def _on(device, pool):
+    return replace(pool, images=pool.images.to(device))
 
 
 def weights_of(simulation, client, name="model"):

@@ -54,7 +54,8 @@ def rows_at_once(stack: Stack, state: State, trained: set[str]) -> int:
         return len(stack.keys)
     each = {n: sum(v[0].nbytes for v in stack.live(w).values()) for n, w in state.items()}
     weights = sum(size * (3 if n in trained else 1) for n, size in each.items())  # and momentum and gradient
-    batch = stack.hyper.batch * activation_bytes(stack, state)
+    beside = stack.pool.batch if stack.pool else 0
+    batch = (stack.hyper.batch + beside) * activation_bytes(stack, state)
     return max(1, int(0.7 * free(device) / (weights + 2 * batch)))
 
 
