@@ -121,6 +121,13 @@ def test_out_of_time_it_stops_and_the_same_command_goes_on(tiny, tmp_path):
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
+def test_with_nothing_measured_the_papers_values_are_there(tmp_path):
+    words = ["reproduce", "table4", "--minutes", "0", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert done.exit_code == 0
+    assert re.search(r"n=10 both +Prototype L2 +84\.68 ± 0\.22 +– +–", done.stdout)
+
+
 def test_killed_and_taken_up_it_gives_the_same_figures(tiny, tmp_path):
     words = ["table1", "--only", "cifar10,n=3,fedproto", "--set", "train.checkpoint=0", "--set", "eval.snapshots=[]"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -69,7 +69,7 @@ def command(
         return status
     shown = Console()
     for some in by_experiment:
-        shown.print(show.table(against(some)))
+        shown.print(show.table(against(some, measured_only=len(some[0].experiment.readings) > 1)))
         if found := scores(some):
             shown.print(show.table(ranking(found)))
     lines = [
