@@ -66,6 +66,9 @@ def _alike(config: Config) -> Config:
         raise UserError(
             f"bench: times FedSAP with {', '.join(plain.NETWORKS)}; got {config.method['name']}, {config.model.name}"
         )
+    for key in ("resolution", "stem_stride", "embedding", "head_input", "head_scale"):
+        if getattr(config.model, key) is not None:
+            raise UserError(f"bench: the plain loop knows no model.{key}; leave it out")
     changes = {
         "model": config.model.model_copy(update={"dropout": 0.0 if config.model.name == "cnn" else None}),
         "data": config.data.model_copy(update={"augment": "none"}),

@@ -67,6 +67,17 @@ def _configs(
     return resolve(layer, methods or (), seeds or ())
 
 
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    try:
+        found = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        found = (-1,)
+    if any(n < 0 for n in found) or len(set(found)) < len(found):
+        raise UserError(f"{option}: got '{text}', takes different whole numbers such as 1234,1235")
+    return found
+
+
 @contextmanager
 def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
     """Ctrl-C once: stop after this round. Twice: at once."""
@@ -165,6 +176,38 @@ def run(
 
 @app.command()
 @_mending
+def reproduce(
+    what: Annotated[list[str], typer.Argument(metavar="table1|table2|...|figures|study|all", help="What to make.")],
+    only: Annotated[str | None, typer.Option("--only", help="Part of it, such as cifar10,n=3,fedsap.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, such as 1234,1235.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small network, few rounds and samples: tries the way, not the paper.")
+    ] = False,
+    sets: Set = None,
+    data: DataRoot = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for runs and tables.")] = Path("runs/reproduce"),
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0, help="Stop after so long; the same command goes on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the paper's tables and figures: run what is missing, then print the paper's value, ours, the difference."""
+    from fedsap.experiments.command import command, deadline
+    from fedsap.experiments.plan import Change
+
+    console = show.to_people()
+    change = Change(quick, _numbers("--seeds", seeds), tuple(sets or ()), data)
+    until = deadline(minutes)
+    with _interrupts(console) as stop:
+        status = command(
+            what, only, change, out, until=until, as_json=as_json, console=console, stop=stop, complain=_complain
+        )
+    if status:
+        raise typer.Exit(status)
+
+
+@app.command()
+@_mending
 def partition(
     config: ConfigFile = None,
     sets: Set = None,
@@ -204,7 +247,9 @@ def partition(
 
 @app.command(name="list")
 @_mending
-def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|options")] = "methods") -> None:
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|experiments|options")] = "methods",
+) -> None:
     """List what there is."""
     from fedsap.config import SECTIONS, options
     from fedsap.data import DATASETS
@@ -231,8 +276,16 @@ def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|o
         for m in METHODS.values():
             for name, option in options(m).items():
                 table.add_row(f"method.{m.name}.{name}", _default(option.default), option.metadata["about"])
+    elif what == "experiments":
+        from fedsap.experiments.catalogue import catalogue
+
+        for name in ("experiment", "", "in the paper", "part of", "runs"):
+            table.add_column(name)
+        for one in catalogue().values():
+            runs = len(list(one.places())) * len(one.seeds)
+            table.add_row(one.name, one.title, one.place, one.group or "all", str(runs))
     else:
-        raise UserError(f"list: got '{what}', takes methods, datasets, models or options")
+        raise UserError(f"list: got '{what}', takes methods, datasets, models, experiments or options")
     Console().print(table)
 
 

@@ -9,7 +9,7 @@ from fedsap.errors import UserError
 from fedsap.runs import Row, flat, read_json
 
 ACCURACIES = ("head", "head_own", "proto", "proto_cos")
-BESIDE = ("seed", "eval.snapshots")  # keys in which runs of one entry may differ
+BESIDE = ("seed", "eval.snapshots", "eval.gradients")  # keys in which runs of one entry may differ
 
 
 def find(folders: Iterable[Path]) -> list[Path]:

@@ -87,10 +87,20 @@ class ModelKeys(Section):
         "none", description="ImageNet weights for resnet18: a .pth or .npz file, sought beside the data too"
     )
     resolution: Count | None = Field(None, description="resize images to this side on the device (resnet18)")
+    stem_stride: Literal[4, 2, 1] | None = Field(
+        None, description="shrink images by this in conv1 and the pool after it; unset: 4 (resnet18)"
+    )
     reinit_stem: bool | None = Field(None, description="draw conv1 and bn1 anew after loading (resnet18)")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of cnn; unset: 0.5")
-    embedding: Literal["relu", "linear"] | None = Field(None, description="h after the ReLU, or before it (small, cnn)")
-    head_input: Literal["raw", "normalized"] | None = Field(None, description="the head reads h, or h / ||h||")
+    embedding: Literal["relu", "linear", "unit"] | None = Field(
+        None, description="h after the last ReLU (unset), before it, or after it and of length 1"
+    )
+    head_input: Literal["raw", "normalized", "cosine"] | None = Field(
+        None, description="the head reads h (unset), or h / ||h||, or gives cosines of h with its weights"
+    )
+    head_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="what head_input = cosine multiplies cosines by; unset: 16"
+    )
 
 
 class TrainKeys(Section):
@@ -118,6 +128,12 @@ class TrainKeys(Section):
 
 class EvalKeys(Section):
     every: Count = Field(5, description="rounds between evaluations; the last round always has one")
+    split: Literal["test", "validation"] = Field(
+        "test", description="test images, or training images that are set aside and dealt to nobody"
+    )
+    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="share of each training class that split = validation sets aside"
+    )
     test: Literal["all", "shots"] = Field(
         "all", description="all test images of a client's classes, or a few for each client"
     )
@@ -127,6 +143,12 @@ class EvalKeys(Section):
     )
     proto_classes: Literal["own", "all"] = Field(
         "own", description="nearest prototype among the client's classes, or all"
+    )
+    batch_statistics: Annotated[int, Field(ge=0)] = Field(
+        0, description="BatchNorm in evaluation: 0: running statistics; n: those of batches of n images"
+    )
+    gradients: bool = Field(
+        False, description="also measure gradients of each loss term, and embeddings' distance to their prototypes"
     )
     silhouette: Annotated[int, Field(ge=0)] = Field(5000, description="embeddings the silhouette looks at; 0: none")
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")

@@ -1,7 +1,7 @@
 """How good each client is on test images of its own classes, and how its embedding space is organised."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsap.losses import FAR
+from fedsap.errors import UserError
+from fedsap.losses import FAR, of_labels
 from fedsap.message import PerClass
 from fedsap.methods.method import State, View
 from fedsap.models import layers
@@ -51,6 +52,7 @@ class Scores:
     accuracy: dict[str, Tensor]
     silhouette: float | None
     kept: Kept | None = None
+    noted: dict[str, Tensor] = field(default_factory=dict)  # [Q] more figures of each client, by name
 
 
 @torch.no_grad()
@@ -64,27 +66,36 @@ def evaluate(
     classes: Literal["own", "all"] = "own",
     sample: int = 5000,
     keep: int = 0,
+    statistics: int = 0,
+    distances: bool = False,
 ) -> dict[int, Scores]:
     """Scores of the stack's clients by the seed of their federation; `state` and `bank` [Q, C, d] hold all of them.
 
     `classes` is what nearest-prototype inference chooses among. The silhouette (cosine) is that of at most `sample`
     embeddings of all clients of a federation together, labelled with their classes; the same test images in every
     round. At most `keep` embeddings are returned. Embeddings are computed once for all of it.
+
+    With `statistics` = n, BatchNorm uses the statistics of batches of n images, in the order of each client's list.
+    With `distances`, `noted` has the means of ||h - p_y||, as "distance", and of ||h||, as "length".
     """
     weights = stack.method.model(state)
     device = stack.owned.device
     rows = range(len(stack.keys))
     federations = {seed: [r for r in rows if stack.keys[r].seed == seed] for seed in {k.seed: 0 for k in stack.keys}}
     right = {name: torch.zeros(len(rows), device=device) for name in MEASURES}
-    total = torch.zeros(len(rows), device=device)
+    apart = {name: torch.zeros(len(rows), device=device) for name in (("distance", "length") if distances else ())}
+    size = statistics or chunk
+    if statistics and stack.network.noise:
+        raise UserError("eval.batch_statistics: the network has dropout, which this would turn on; takes 0 here")
+    total, placed = (torch.zeros(len(rows), device=device) for _ in range(2))
     lengths = [len(one) for one in test.lists]
     shown, keeping = (_chosen_all(lengths, federations, n) for n in (sample, keep))
     looked: list[tuple[Tensor, ...]] = []
     snapshot: list[tuple[Tensor, ...]] = []
     column = 0
-    for part, samples, valid in test.chunks(rows, chunk):
+    for part, samples, valid in test.chunks(rows, size, fill=statistics > 0):
         x, y = stack.look(test.images[samples]), test.labels[samples]
-        forward = partial(_forward, stack, x)
+        forward = partial(_forward, stack, x, statistics > 0)
         out = forward({k: v[part] for k, v in weights.items()})
         logits = stack.method.logits(out, {n: {k: v[part] for k, v in w.items()} for n, w in state.items()}, forward)
         h = stack.method.represent(out)[stack.method.embedding]
@@ -100,18 +111,32 @@ def evaluate(
         for name, guess in guesses.items():
             right[name][part] += ((guess == y) & valid).sum(1)
         total[part] += valid.sum(1)
+        if distances:
+            prototype, known = of_labels(near, y)
+            apart["distance"][part] += ((h - prototype).norm(dim=-1) * (valid & known)).sum(1)
+            placed[part] += (valid & known).sum(1)
+            apart["length"][part] += (h.norm(dim=-1) * valid).sum(1)
         row = torch.arange(valid.shape[0], device=device)[:, None].expand_as(valid)
         for mask, found in ((shown, looked), (keeping, snapshot)):
-            here = np.flatnonzero(mask[: valid.shape[0], column : column + valid.shape[1]])
+            wanted = np.zeros(valid.shape, bool)
+            some = mask[: valid.shape[0], column : column + valid.shape[1]]
+            wanted[:, : some.shape[1]] = some
+            here = np.flatnonzero(wanted)
             if len(here):
                 at = torch.from_numpy(here).to(device)
                 found.append(tuple(v.flatten(0, 1)[at] for v in (h, y, row, samples)))
         column += valid.shape[1]
     accuracy = {name: (count / total).cpu() for name, count in right.items()}
+    noted = {name: (value / (placed if name == "distance" else total)).cpu() for name, value in apart.items()}
     silhouettes = {seed: silhouette(v[0], v[1]) for seed, v in _by_federation(looked, federations).items()}
     kept = {s: Kept(v[0], v[1], v[2], v[3]) for s, v in _by_federation(snapshot, federations).items()}
     return {
-        seed: Scores({k: v[mine] for k, v in accuracy.items()}, silhouettes.get(seed), kept.get(seed))
+        seed: Scores(
+            {k: v[mine] for k, v in accuracy.items()},
+            silhouettes.get(seed),
+            kept.get(seed),
+            {k: v[mine] for k, v in noted.items()},
+        )
         for seed, mine in federations.items()
     }
 
@@ -119,14 +144,18 @@ def evaluate(
 def _forward(
     stack: Stack,
     x: Tensor,
+    statistics: bool,
     weights: Weights,
     view: View | None = None,
     *,
     train: bool = False,  # noqa: ARG001
 ) -> Features:
-    """The network as in `Step.forward`, but never in training mode."""
+    """The network as in `Step.forward`, but not in training mode, unless BatchNorm is to use `statistics` of the batch;
+    the running ones stay."""
+    if statistics:
+        weights = {k: v.clone() if k in stack.network.buffers else v for k, v in weights.items()}
     with layers.precision(stack.hyper.precision):
-        return stack.network(weights, x if view is None else view.x)
+        return stack.network(weights, x if view is None else view.x, train=statistics)
 
 
 def _chosen_all(lengths: Sequence[int], federations: Mapping[int, Sequence[int]], sample: int) -> NDArray[np.bool_]:

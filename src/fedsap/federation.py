@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedsap.config import Config
-from fedsap.data import Augment, Dataset, Split, load, search_path
+from fedsap.data import Augment, Dataset, load, search_path
 from fedsap.data.augment import padding
 from fedsap.data.partition import Partition, partition
 from fedsap.data.strong import Strong
 from fedsap.data.unlabelled import with_pools
+from fedsap.data.validation import held_out
 from fedsap.engines.simulate import Simulation
 from fedsap.errors import UserError
 from fedsap.memory import keep_freed
@@ -24,6 +25,7 @@ from fedsap.models import build
 from fedsap.training.feed import Images, Key, Look, Pool
 from fedsap.training.local import Hyper, Stack
 from fedsap.training.rounds import Clients, Judge, Presence
+from fedsap.training.streams import numbers
 
 Index = NDArray[np.int64]
 Engine = TypeVar("Engine", bound=Clients, covariant=True)
@@ -67,15 +69,21 @@ def split(config: Config, data: Dataset) -> Partition:
     """Who holds what."""
     keys = config.partition.model_dump()
     seed = keys.pop("seed")
-    split = partition(
-        data.train.labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys
-    )
+    dealt = np.flatnonzero(~_set_aside(config, data))
+    labels = data.train.labels[dealt]
+    made = partition(labels, num_classes=len(data.classes), seed=config.seed if seed is None else seed, **keys)
     pool = config.unlabelled
-    if not pool.size:
-        return split
-    return with_pools(
-        split, data.train.labels, size=pool.size, balance=pool.balance, foreign=pool.foreign, seed=pool.seed
+    if pool.size:
+        made = with_pools(made, labels, size=pool.size, balance=pool.balance, foreign=pool.foreign, seed=pool.seed)
+    return replace(
+        made, indices=tuple(dealt[own] for own in made.indices), pools=tuple(dealt[own] for own in made.pools)
     )
+
+
+def _set_aside(config: Config, data: Dataset) -> NDArray[np.bool_]:
+    """The training images that stand in for the test images, if any."""
+    labels = data.train.labels
+    return held_out(labels, config.eval.held_out) if config.eval.split == "validation" else np.zeros(len(labels), bool)
 
 
 def device(name: str) -> torch.device:
@@ -101,7 +109,9 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
         chosen["weights"] = weights
     network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
     keys = [Key(seed, client) for seed, one in parts.items() for client in range(one.clients)]
-    tests = {k: _tests(config, data.test, parts[k.seed].classes[k.client], k.client) for k in keys}
+    judged = data.train if config.eval.split == "validation" else data.test
+    among = np.flatnonzero(_set_aside(config, data)) if judged is data.train else np.arange(len(judged.labels))
+    tests = {k: _tests(config, judged.labels, among, parts[k.seed].classes[k.client], k) for k in keys}
     lists = {k: parts[k.seed].indices[k.client] for k in keys}
     keys.sort(key=lambda k: (-(len(lists[k]) // config.train.batch), -len(tests[k])))
     counts = torch.stack([torch.from_numpy(parts[k.seed].counts)[k.client] for k in keys])
@@ -129,10 +139,17 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
         network, len(data.classes), parts[config.seed].clients, config.train.rounds,
         config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0,
     )  # fmt: skip
-    test = Images.of(data.test, [tests[k] for k in keys], where)
+    test = Images.of(judged, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
     presence = Presence(config.train.participation, config.train.failures)
-    judge = Judge(config.eval.every, config.eval.proto_classes, config.eval.silhouette, config.eval.snapshots)
+    judge = Judge(
+        config.eval.every,
+        config.eval.proto_classes,
+        config.eval.silhouette,
+        config.eval.snapshots,
+        config.eval.batch_statistics,
+        config.eval.gradients,
+    )
     return Federation(
         config, parts, method, task, clients, presence, judge, data.classes, where, config.train.checkpoint, test.images
     )
@@ -186,15 +203,16 @@ def _augment(config: Config, data: Dataset) -> Augment:
     return data.augment if config.data.augment == "auto" else config.data.augment
 
 
-def _tests(config: Config, test: Split, own: tuple[int, ...], client: int) -> Index:
-    """The test images of one client, of its own classes only."""
+def _tests(config: Config, labels: Index, among: Index, own: tuple[int, ...], key: Key) -> Index:
+    """The test images of one client, of its own classes only; shuffled if a batch of them is to have all classes."""
     chosen = []
     for c in own:
-        all_of = np.flatnonzero(test.labels == c)
+        all_of = among[labels[among] == c]
         if config.eval.per_class:
             all_of = all_of[: config.eval.per_class]
         if config.eval.test == "shots" and len(all_of):
-            start = client * config.eval.test_shots
+            start = key.client * config.eval.test_shots
             all_of = np.unique(all_of[np.arange(start, start + config.eval.test_shots) % len(all_of)])
         chosen.append(all_of)
-    return np.concatenate(chosen).astype(np.int64)
+    found = np.concatenate(chosen).astype(np.int64)
+    return numbers(key.seed, "sample", key.client, 1).permutation(found) if config.eval.batch_statistics else found

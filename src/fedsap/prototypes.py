@@ -83,10 +83,42 @@ def send(local: PerClass, counts: Tensor | None = None) -> Message:
     return {"proto": local, "count": PerClass(counts.to(local.values)[..., None], local.mask)}
 
 
-def combine_replies(replies: Message, before: PerClass | None = None) -> PerClass:
-    """The global bank from replies made by `send`; a class that nobody sent keeps its prototype of `before`."""
+def agreement(local: PerClass, sharpness: float) -> Tensor:
+    """How much each local prototype is to count by its agreement with the others, from the prototypes alone:
+
+        w_{q,c} = exp( sharpness * cos(p_{q,c}, 1/|Q_c| sum_{q'} p_{q',c}) )
+
+    local: [Q, C, d] -> [Q, C]
+
+    >>> local = PerClass(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), torch.ones(2, 1, dtype=torch.bool))
+    >>> agreement(local, 2**0.5).flatten().tolist() == [agreement(local, 2**0.5)[0, 0].item()] * 2
+    True
+    """
+    return (sharpness * F.cosine_similarity(local.values, combine(local).values[None], dim=-1)).exp()
+
+
+def combine_replies(replies: Message, before: PerClass | None = None, sharpness: float = 0.0) -> PerClass:
+    """The global bank from replies made by `send`; a class that nobody sent keeps its prototype of `before`. With
+    `sharpness`, local prototypes count by their `agreement`."""
+    local = table(replies, "proto")
     counts = table(replies, "count").values[..., 0] if "count" in replies else None
-    return kept(combine(table(replies, "proto"), counts), before)
+    if sharpness:
+        weight = agreement(local, sharpness)
+        counts = weight if counts is None else counts * weight
+    return kept(combine(local, counts), before)
+
+
+def steadied(bank: PerClass, before: PerClass | None, inertia: float) -> PerClass:
+    """inertia * p_c(t - 1) + (1 - inertia) * p_c(t) for the classes that both have.
+
+    >>> old, new = (PerClass(torch.tensor([[v]]), torch.tensor([True])) for v in (1.0, 2.0))
+    >>> steadied(new, old, 0.25).values.item()
+    1.75
+    """
+    if before is None or not inertia:
+        return bank
+    both = (bank.mask & before.mask)[:, None]
+    return PerClass(torch.where(both, inertia * before.values + (1 - inertia) * bank.values, bank.values), bank.mask)
 
 
 def kept(bank: PerClass, before: PerClass | None) -> PerClass:

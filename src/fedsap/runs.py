@@ -358,7 +358,8 @@ def _figures(scores: Scores | None) -> Row:
     """What an evaluation adds to a row."""
     if scores is None:
         return {}
-    return {"accuracy": {k: _floats(v) for k, v in scores.accuracy.items()}, "silhouette": scores.silhouette}
+    figures: Row = {"accuracy": {k: _floats(v) for k, v in scores.accuracy.items()}, "silhouette": scores.silhouette}
+    return figures | ({"noted": {k: _floats(v) for k, v in scores.noted.items()}} if scores.noted else {})
 
 
 def phase(config: Config, t: int) -> Row:
@@ -379,8 +380,9 @@ def decisive(config: Config) -> Row:
     for key in ("checkpoint", "together"):
         content["train"].pop(key)
     content.pop("device")
-    if not content["eval"]["snapshots"]:
-        content["eval"].pop("snapshots")
+    for key in ("snapshots", "gradients"):  # what is looked at besides; runs without it are as they were before it
+        if not content["eval"][key]:
+            content["eval"].pop(key)
     return content
 
 

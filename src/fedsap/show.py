@@ -8,10 +8,12 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedsap.methods import METHODS
+from fedsap.report.tables import Table as Cells
 from fedsap.runs import Row
 
 Entry = dict[str, Any]
@@ -68,6 +70,46 @@ def results(entries: Sequence[Entry]) -> Table:
             METHODS[e["method"]].title, *cells, shape, count(e["comm"]["up"]["numbers"]), f"{e['seconds']:.1f}"
         )
     return table
+
+
+def table(found: Cells) -> Table:
+    """A table of the report. What it has in bold is bold here too, with a tick; where all groups of columns have the
+    same names, they stand below each other, since a terminal is narrow."""
+    groups = list(dict.fromkeys(group for group, _ in found.heads[found.labels :]))
+    names = [[name for group, name in found.heads if group == one] for one in groups]
+    below = len(groups) > 1 and all(groups) and all(some == names[0] for some in names)
+    labels = [name for _, name in found.heads[: found.labels]]
+    if below:
+        heads = [*labels, "", *names[0]]
+    else:
+        heads = [*labels, *(f"{group}, {name}" if group else name for group, name in found.heads[found.labels :])]
+    shown = Table(
+        title=escape(found.title),
+        caption=escape(found.caption),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for number, name in enumerate(heads):
+        shown.add_column(name, justify="left" if number < found.labels + below else "right", overflow="fold")
+    width = len(names[0])
+    for block in found.blocks:
+        if block.title:
+            shown.add_row(f"[italic]{escape(block.title)}[/]")
+        for row in block.rows:
+            cells = [f"[bold]{escape(c.text)} ✓[/]" if c.best else escape(c.text) for c in row]
+            if not below:
+                shown.add_row(*cells)
+                continue
+            for number, group in enumerate(groups):
+                start = found.labels + number * width
+                own = cells[start : start + width]
+                if any(cell != "–" for cell in own):
+                    shown.add_row(*cells[: found.labels], escape(group), *own)
+        shown.add_section()
+    return shown
 
 
 def steps(found: Row) -> Table:

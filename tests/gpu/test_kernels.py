@@ -20,6 +20,7 @@ SHAPES = [  # Q, B, H, CI, CO, kernel, stride, padding
     (1, 1, 7, 5, 7, 3, 2, 1),
     (2, 3, 9, 17, 33, 2, 1, 0),
     (2, 64, 16, 64, 64, 3, 1, 1),
+    (2, 3, 32, 3, 64, 7, 1, 3),  # the stem with stem_stride = 2
 ]
 
 

@@ -65,6 +65,22 @@ def test_resnet_in_float64_is_the_cpus():
     assert apart(gpu, cpu) < 1e-9
 
 
+@pytest.mark.parametrize("statistics", [0, 8])
+def test_gradients_distances_and_batch_statistics_are_the_cpus(statistics):
+    noted = []
+    for device in ("cuda", "cpu"):
+        method = FedSAP(align_start=0)
+        simulation, *_ = pair(method, "resnet18", rounds=2, device=device, sizes=(9, 17), lr=0.02)
+        judge = Judge(every=1, gradients=True, batch_statistics=statistics)
+        *_, last = play(
+            method, simulation.task, simulation, seed=SEED, server=None, done=0, presence=Presence(), judge=judge
+        )
+        noted.append(last.scores.noted | last.scores.accuracy)
+    assert noted[0].keys() == noted[1].keys()
+    for name, value in noted[0].items():
+        assert torch.allclose(value.double(), noted[1][name].double(), rtol=1e-5), name
+
+
 @pytest.mark.parametrize("network", ["small", "resnet18"])
 def test_replayed_steps_are_the_eager_ones_to_the_bit(network):
     method = FedSAP(align_start=0)

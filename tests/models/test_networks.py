@@ -15,6 +15,12 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 Noise = Mapping[str, Tensor]
 
 
+def head(e: Tensor, layer: nn.Linear, kind: str) -> Tensor:
+    if kind == "cosine":
+        return torch.stack([torch.stack([16 * F.cosine_similarity(v, w, dim=0) for w in layer.weight]) for v in e])
+    return layer(e / e.norm(dim=1, keepdim=True) if kind == "normalized" else e)
+
+
 class PlainSmall(nn.Module):
     def __init__(self, classes: int, shape: tuple[int, int, int], embedding: str, head_input: str) -> None:
         super().__init__()
@@ -28,8 +34,9 @@ class PlainSmall(nn.Module):
     def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         low = F.max_pool2d(F.relu(self.conv1(x)), 2)
         h = self.fc1(F.max_pool2d(F.relu(self.conv2(low)), 2).flatten(1))
-        h = F.relu(h) if self.embedding == "relu" else h
-        return h, self.fc2(h / h.norm(dim=1, keepdim=True) if self.head_input == "normalized" else h), low.flatten(1)
+        h = h if self.embedding == "linear" else F.relu(h)
+        logits = head(h, self.fc2, self.head_input)
+        return h / h.norm(dim=1, keepdim=True) if self.embedding == "unit" else h, logits, low.flatten(1)
 
 
 class PlainCNN(nn.Module):
@@ -49,10 +56,10 @@ class PlainCNN(nn.Module):
             x = x * (noise["conv2"] >= self.p)[:, :, None, None] / (1 - self.p)
         low = F.relu(F.max_pool2d(x, 2)).flatten(1)
         h = F.relu(self.fc1(low))
-        read = F.normalize(h) if self.head_input == "normalized" else h
+        read = h if self.head_input == "raw" else F.normalize(h)
         if self.training and self.p:
             read = read * (noise["fc1"] >= self.p) / (1 - self.p)
-        return h, self.fc2(read), low
+        return h, self.fc2(read) if self.head_input != "cosine" else 16 * read @ F.normalize(self.fc2.weight).T, low
 
 
 class PlainBlock(nn.Module):
@@ -72,25 +79,30 @@ class PlainBlock(nn.Module):
 
 
 class PlainResNet18(nn.Module):
-    def __init__(self, classes: int, resolution: int | None = None) -> None:
+    def __init__(
+        self, classes: int, resolution: int | None = None, stem: int = 4, embedding: str = "relu", kind: str = "raw"
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.conv1 = nn.Conv2d(3, 64, 7, 2 if stem == 4 else 1, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = nn.Sequential(PlainBlock(64, 64, 1), PlainBlock(64, 64, 1))
         self.layer2 = nn.Sequential(PlainBlock(64, 128, 2), PlainBlock(128, 128, 1))
         self.layer3 = nn.Sequential(PlainBlock(128, 256, 2), PlainBlock(256, 256, 1))
         self.layer4 = nn.Sequential(PlainBlock(256, 512, 2), PlainBlock(512, 512, 1))
         self.fc = nn.Linear(512, classes)
-        self.resolution = resolution
+        self.resolution, self.stem, self.embedding, self.kind = resolution, stem, embedding, kind
 
     def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         if self.resolution is not None:
             x = F.interpolate(x, size=(self.resolution, self.resolution), mode="bilinear", align_corners=False)
         x = x.repeat(1, 3 // x.shape[1], 1, 1)
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        low = self.layer1(x)
-        h = F.adaptive_avg_pool2d(self.layer4(self.layer3(self.layer2(low))), 1).flatten(1)
-        return h, self.fc(h), low.flatten(1)
+        x = F.relu(self.bn1(self.conv1(x)))
+        low = self.layer1(x if self.stem == 1 else F.max_pool2d(x, 3, 2, 1))
+        x = self.layer4[0](self.layer3(self.layer2(low)))
+        block = self.layer4[1]
+        x = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + x
+        e = F.adaptive_avg_pool2d(x if self.embedding == "linear" else F.relu(x), 1).flatten(1)
+        return F.normalize(e) if self.embedding == "unit" else e, head(e, self.fc, self.kind), low.flatten(1)
 
 
 def images(steps: int, clients: int, batch: int, shape: tuple[int, ...]) -> Tensor:
@@ -111,6 +123,7 @@ def check(
     clients: int = 3,
     batch: int = 3,
     steps: int = 3,
+    reads_before: bool = False,
 ) -> None:
     """Some steps of SGD with momentum, on a prefix of a larger stack, against torch.optim.SGD client by client."""
     one_by_one = [network.init(Generator().manual_seed(q)) for q in range(clients + 1)]
@@ -131,7 +144,7 @@ def check(
         noise = {name: torch.rand(clients, batch, *size, generator=draw) for name, size in network.noise.items()}
         leaves = {k: v.detach().requires_grad_() for k, v in prefix.items() if k not in network.buffers}
         out = network({**prefix, **leaves}, x[step], train=True, noise=noise)
-        grads = torch.autograd.grad(loss(out.h, out.logits, out.low, y), list(leaves.values()))
+        grads = torch.autograd.grad(loss(out.h, out.logits, out.low, y), list(leaves.values()), materialize_grads=True)
         for q, (model, optimiser) in enumerate(zip(models, optimisers, strict=True)):
             own = {name: value[q] for name, value in noise.items()}
             outputs = model(x[step, q].permute(0, 3, 1, 2), own)
@@ -140,7 +153,8 @@ def check(
             loss(*outputs, y[q]).backward()
             got = network.export({name: grad[q] for name, grad in zip(leaves, grads, strict=True)})
             for name, parameter in model.named_parameters():
-                assert_close(got[name], parameter.grad, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
+                given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                assert_close(got[name], given, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
             optimiser.step()
         for (name, _), grad in zip(leaves.items(), grads, strict=True):
             momentum[name] = grad if name not in momentum else 0.5 * momentum[name] + grad
@@ -155,20 +169,22 @@ def check(
     for q, model in enumerate(models):
         assert_close((out.h[q], out.logits[q], out.low[q]), model(x[0, q].permute(0, 3, 1, 2), {}), **EXACT)
     head = {name: prefix[name] for name in network.head_names}
-    assert_close(network.head(head, out.h), out.logits, **EXACT)
+    if not reads_before:
+        assert_close(network.head(head, out.h), out.logits, **EXACT)
     assert (out.h.shape[2], out.low.shape[2], out.logits.shape[2]) == (network.dim, network.low_dim, network.classes)
     assert_close({name: tensor[clients] for name, tensor in whole.items()}, untouched, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("embedding", ["relu", "linear"])
-@pytest.mark.parametrize("head_input", ["raw", "normalized"])
+@pytest.mark.parametrize("embedding", ["relu", "linear", "unit"])
+@pytest.mark.parametrize("head_input", ["raw", "normalized", "cosine"])
 @pytest.mark.parametrize("shape", [(8, 8, 1), (11, 9, 3)])
 def test_small(shape: tuple[int, int, int], head_input: str, embedding: str) -> None:
     network = build("small", classes=5, shape=shape, head_input=head_input, embedding=embedding)
-    check(network, lambda: PlainSmall(5, shape, embedding, head_input), shape)
+    before = (embedding, head_input) == ("unit", "raw")
+    check(network, lambda: PlainSmall(5, shape, embedding, head_input), shape, reads_before=before)
 
 
-@pytest.mark.parametrize("head_input", ["raw", "normalized"])
+@pytest.mark.parametrize("head_input", ["raw", "normalized", "cosine"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3, 0.5])
 def test_cnn(dropout: float, head_input: str) -> None:
     shape = (20, 18, 2)
@@ -180,6 +196,13 @@ def test_resnet18() -> None:
     # With fewer images, layer4's statistics are of so few values that rounding alone grows past 1e-9 in three steps.
     network = build("resnet18", classes=4, shape=(32, 32, 3))
     check(network, lambda: PlainResNet18(4), (32, 32, 3), clients=2, batch=8, steps=2)
+
+
+@pytest.mark.parametrize(("stem", "embedding", "kind"), [(2, "linear", "cosine"), (1, "unit", "normalized")])
+def test_resnet18_in_other_readings(stem: int, embedding: str, kind: str) -> None:
+    network = ResNet18(4, (16, 16, 3), stem_stride=stem, embedding=embedding, head_input=kind)
+    plain = lambda: PlainResNet18(4, stem=stem, embedding=embedding, kind=kind)  # noqa: E731
+    check(network, plain, (16, 16, 3), clients=1, batch=8, steps=2)
 
 
 def test_resnet18_on_its_live_taps_alone() -> None:
@@ -315,6 +338,8 @@ def test_evaluation_ignores_the_noise() -> None:
         (lambda: ResNet18(5, (32, 32, 2)), "takes images with 1 or 3 channels; these have 2"),
         (lambda: CNN(5, (20, 20, 1), dropout=1.0), "model.dropout is 1.0; it takes a number from 0 to below 1"),
         (lambda: Small(5, (8, 8, 1), embedding="tanh"), "model.embedding is 'tanh'; it takes 'relu' or 'linear'"),
+        (lambda: ResNet18(5, (8, 8, 3), stem_stride=3), "model.stem_stride is 3; it takes 4, 2 or 1"),
+        (lambda: CNN(5, (20, 20, 1), head_scale=0.0), "model.head_scale is 0.0; it takes a number above 0"),
         (lambda: ResNet18(5, (8, 8, 1), head_input="unit"), "model.head_input is 'unit'; it takes 'raw' or 'normal"),
         (lambda: ResNet18(5, (8, 8, 1), resolution=0), "model.resolution is 0"),
         (lambda: Small(0, (8, 8, 1)), "model 'small' needs at least 1 class; it was given 0"),

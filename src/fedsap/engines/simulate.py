@@ -15,6 +15,7 @@ from fedsap.methods.method import Choice, Local, State, Task, When
 from fedsap.models.network import Weights
 from fedsap.training import pool as unlabelled
 from fedsap.training.feed import Images, Key, Pool
+from fedsap.training.gradients import gradient_norms
 from fedsap.training.local import Stack, class_means, train
 from fedsap.training.record import Graphs
 from fedsap.training.rounds import Ask, Judge, Replies
@@ -212,9 +213,22 @@ class Simulation:
             classes=judge.proto_classes,
             sample=judge.silhouette,
             keep=SNAPSHOT if t in judge.snapshots else 0,
+            statistics=judge.batch_statistics,
+            distances=judge.gradients,
         )
+        norms = self._gradients(t + 1, state, self._message(asks, rows)) if judge.gradients else {}
         self._note("evaluation", began)
-        return {seed: self._in_order(seed, one, asks[seed].bank) for seed, one in found.items()}
+        return {seed: self._in_order(seed, one, asks[seed].bank, norms) for seed, one in found.items()}
+
+    def _gradients(self, t: int, state: State, message: Message) -> dict[str, Tensor]:
+        """Norms of the terms' gradients as round t would begin."""
+        schedule = self.stack.method.schedule(t, self.task.rounds)
+        parts = []
+        for start in range(0, len(self.stack.keys), self._together):
+            some = range(len(self.stack.keys))[start : start + self._together]
+            own = slice(some.start, some.stop)
+            parts.append(gradient_norms(self.stack, some, _cut(state, own), select(message, own), schedule, t))
+        return {f"gradient {k}": torch.cat([p[k] for p in parts]).cpu() for k in parts[0]}
 
     def kept(self, seed: int) -> dict[str, Tensor]:
         """The state of a federation's clients, in the order of their rows."""
@@ -240,12 +254,14 @@ class Simulation:
         self.spent[what] = self.spent.get(what, 0.0) + now - began
         return now
 
-    def _in_order(self, seed: int, found: Scores, bank: PerClass | None) -> Scores:
+    def _in_order(self, seed: int, found: Scores, bank: PerClass | None, norms: Mapping[str, Tensor]) -> Scores:
         """Scores of a federation in the order of its clients' ids, not of the stack's rows."""
         clients = torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
         kept = found.kept and replace(found.kept, client=clients.to(self._device)[found.kept.client], bank=bank)
         back = torch.argsort(clients)
-        return Scores({k: v[back] for k, v in found.accuracy.items()}, found.silhouette, kept)
+        noted = found.noted | {k: v[self.rows_of(seed).cpu()] for k, v in norms.items()}
+        accuracy, noted = ({k: v[back] for k, v in some.items()} for some in (found.accuracy, noted))
+        return Scores(accuracy, found.silhouette, kept, noted)
 
     def _counts(self, rows: Sequence[int]) -> Tensor:
         labels, classes = self.stack.train.labels, self.stack.classes

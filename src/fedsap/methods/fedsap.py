@@ -2,9 +2,10 @@
 rounds with unlabelled samples, these learn from the prototype that they are nearest to."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsap import losses, pseudo
@@ -26,7 +27,7 @@ from fedsap.methods.method import (
     option,
 )  # fmt: skip
 from fedsap.models.network import Weights
-from fedsap.prototypes import combine_replies, mixed, send
+from fedsap.prototypes import combine_replies, mixed, send, steadied
 from fedsap.schedules import Schedule, Shape
 
 
@@ -51,6 +52,7 @@ class FedSAP(Method):
     reduction: Literal["mean", "sum"] = option("mean", "squared distance as mean over the d dimensions, or their sum")
     proxy: float = option(1.0, "weight of the proxy loss; 0 leaves it out")
     proxy_start: int = option(1, "first round with the proxy loss (round 1 has no prototypes yet)")
+    proxy_rise: int = option(0, "rounds over which the proxy loss comes to its full weight; 0: at once")
     proxy_loss: Literal["softmax", "learned", "nca", "nca++", "anchor"] = option(
         "softmax", "over cosines with the prototypes, or with proxies trained from there; ProxyNCA(++), Proxy Anchor"
     )
@@ -60,6 +62,8 @@ class FedSAP(Method):
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
     weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
+    agreement: float = option(0.0, "weigh them by exp(agreement * cosine with their plain mean); 0: not")
+    inertia: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the old prototype in a new one of the bank")
 
     consistency: float = option(1.0, "weight of the consistency loss of unlabelled samples")
     accept: Literal["margin", "fixed", "confidence", "all"] = option(
@@ -85,7 +89,8 @@ class FedSAP(Method):
         start = rounds // 5 if self.align_start is None else self.align_start
         end = rounds if self.align_end is None else self.align_end
         rise = Schedule(self.schedule_shape, start, end, self.align_top)
-        return {"align": rise(t), "proxy": self.proxy if t >= self.proxy_start else 0.0}
+        come = min(max((t - self.proxy_start + 1) / (self.proxy_rise + 1), 0.0), 1.0)
+        return {"align": rise(t), "proxy": self.proxy * come}
 
     def broadcast(self, server: Message, t: int) -> Message:
         return server
@@ -200,7 +205,8 @@ class FedSAP(Method):
         return send(proto, counts if self.weighted else None)
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
-        return {"bank": combine_replies(replies, self.bank(server))}
+        before = self.bank(server)
+        return {"bank": steadied(combine_replies(replies, before, self.agreement), before, self.inertia)}
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "bank") if "bank" in server else None

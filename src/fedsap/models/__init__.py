@@ -52,9 +52,9 @@ def build(name: str, *, classes: int, shape: tuple[int, int, int], **options: An
 
     >>> build("cnn", classes=62, shape=(128, 128, 1), dropout=0.0).dim
     50
-    >>> build("cnn", classes=62, shape=(128, 128, 1), depth=3)
+    >>> build("small", classes=10, shape=(8, 8, 1), depth=3)
     Traceback (most recent call last):
-    fedsap.errors.UserError: model.depth is no option of model 'cnn'; it takes dropout, embedding, head_input
+    fedsap.errors.UserError: model.depth is no option of model 'small'; it takes embedding, head_input, head_scale
     """
     if ":" in name:
         return _imported(name, classes, shape, options)

@@ -12,6 +12,17 @@ def one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UserError(f"{key} is {value!r}; it takes {' or '.join(map(repr, allowed))}")
 
 
+def head(embedding: str, head_input: str, head_scale: float) -> None:
+    """Raises UserError unless these say what the embedding is and what the output layer makes of it.
+
+    >>> head("unit", "cosine", 16.0)
+    """
+    one_of("model.embedding", embedding, ("relu", "linear", "unit"))
+    one_of("model.head_input", head_input, ("raw", "normalized", "cosine"))
+    if not head_scale > 0:
+        raise UserError(f"model.head_scale is {head_scale}; it takes a number above 0")
+
+
 def images(model: str, shape: tuple[int, int, int], least: int) -> None:
     """Raises UserError unless images of this shape [H, W, C] are large enough for the network.
 

@@ -26,8 +26,9 @@ class CNN:
     classes: int
     shape: tuple[int, int, int]  # H, W, C of an image
     dropout: float = 0.5  # the share dropped, of whole channels after conv2 and of the embedding before fc2; 0: none
-    embedding: str = "relu"  # "relu": h is what leaves the ReLU of fc1; "linear": fc1 without a ReLU
-    head_input: str = "raw"  # "raw": the output layer reads h; "normalized": it reads h / ||h||
+    embedding: str = "relu"  # h leaves the ReLU of fc1; "linear": fc1 without one; "unit": the ReLU's, of length 1
+    head_input: str = "raw"  # the output layer reads fc1; "normalized": of length 1; "cosine": and gives cosines
+    head_scale: float = 16.0  # times the cosines
 
     dim = 50
     buffers = frozenset[str]()
@@ -38,8 +39,7 @@ class CNN:
         checks.classes("cnn", self.classes)
         if not 0 <= self.dropout < 1:
             raise UserError(f"model.dropout is {self.dropout}; it takes a number from 0 to below 1")
-        checks.one_of("model.embedding", self.embedding, ("relu", "linear"))
-        checks.one_of("model.head_input", self.head_input, ("raw", "normalized"))
+        checks.head(self.embedding, self.head_input, self.head_scale)
 
     @property
     def low_dim(self) -> int:
@@ -78,15 +78,18 @@ class CNN:
             # A channel's mask is not negative, so it commutes with the pool and the ReLU, and here the map is smaller.
             x = layers.dropout(x, noise["conv2"][:, :, None, None, :], self.dropout)
         low = layers.flatten(x)
-        h = layers.linear(low, weights["fc1.weight"], weights["fc1.bias"])
-        h = F.relu(h) if self.embedding == "relu" else h
-        read = layers.head_input(h, self.head_input)
+        e = layers.linear(low, weights["fc1.weight"], weights["fc1.bias"])
+        e = e if self.embedding == "linear" else F.relu(e)
+        read = layers.head_input(e, self.head_input)
         if drop and noise is not None:
             read = layers.dropout(read, noise["fc1"], self.dropout)
-        return Features(h, layers.linear(read, weights["fc2.weight"], weights["fc2.bias"]), low)
+        return Features(layers.embedding(e, self.embedding), self._output(weights, read), low)
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:
-        return layers.linear(layers.head_input(h, self.head_input), weights["fc2.weight"], weights["fc2.bias"])
+        return self._output(weights, layers.head_input(h, self.head_input))
+
+    def _output(self, weights: Weights, read: Tensor) -> Tensor:
+        return layers.output(read, weights["fc2.weight"], weights["fc2.bias"], self.head_input, self.head_scale)
 
     def live(self, weights: Weights) -> Weights:
         return dict(weights)

@@ -600,11 +600,39 @@ def dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
 
 
 def head_input(h: Tensor, kind: str) -> Tensor:
-    """What the output layer reads: h itself ("raw") or h / ||h|| ("normalized").
+    """What the output layer reads: h itself ("raw") or h / ||h|| ("normalized", "cosine").
 
     h: [Q, B, d]. Returns [Q, B, d].
 
     >>> head_input(torch.tensor([[[3.0, 4.0]]]), "normalized")
     tensor([[[0.6000, 0.8000]]])
     """
-    return F.normalize(h, dim=-1) if kind == "normalized" else h
+    return h if kind == "raw" else F.normalize(h, dim=-1)
+
+
+def output(read: Tensor, weight: Tensor, bias: Tensor, kind: str, scale: float) -> Tensor:
+    """The output layer, over what `head_input` gave it.
+
+        raw, normalized   z_c = w_c . u + b_c
+        cosine            z_c = scale * (w_c / ||w_c||) . u        (no bias: scale times the cosine of h and w_c)
+
+    read u: [Q, B, d]. weight: [Q, C, d]. bias: [Q, C]. Returns [Q, B, C].
+
+    >>> read, weight = torch.tensor([[[0.6, 0.8]]]), torch.tensor([[[0.0, 5.0]]])
+    >>> output(read, weight, torch.ones(1, 1), "cosine", scale=10.0)
+    tensor([[[8.]]])
+    """
+    if kind == "cosine":
+        return scale * torch.bmm(read, F.normalize(weight, dim=-1).transpose(1, 2))
+    return linear(read, weight, bias)
+
+
+def embedding(e: Tensor, kind: str) -> Tensor:
+    """The embedding h of what the network computed: e itself ("relu", "linear") or e / ||e|| ("unit").
+
+    e: [Q, B, d]. Returns [Q, B, d].
+
+    >>> embedding(torch.tensor([[[3.0, 4.0]]]), "unit")
+    tensor([[[0.6000, 0.8000]]])
+    """
+    return F.normalize(e, dim=-1) if kind == "unit" else e

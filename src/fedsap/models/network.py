@@ -66,7 +66,8 @@ class Network(Protocol):
         ...
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:
-        """The output layer alone: h [Q, B, d] -> logits [Q, B, C]. `weights` needs to hold `head_names` only."""
+        """The output layer alone: h [Q, B, d] -> logits [Q, B, C]. `weights` needs to hold `head_names` only.
+        With an embedding made of unit length, a forward pass may give it the vector from before that."""
         ...
 
     def live(self, weights: Weights) -> Weights:

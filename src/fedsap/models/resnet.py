@@ -33,7 +33,12 @@ class ResNet18:
     resolution: int | None = None  # images are resized (bilinear) to this many pixels a side first; None: as they are
     weights: str | None = None  # file with ImageNet weights, .pth or .npz, torchvision's names; None: random
     reinit_stem: bool = False  # with `weights`: conv1 and bn1 are fresh for every client nevertheless
-    head_input: str = "raw"  # "raw": the output layer reads h; "normalized": it reads h / ||h||
+    stem_stride: int = 4  # by how much conv1 and the pool shrink an image: 4; 2: conv1 with stride 1; 1: and no pool
+    embedding: str = "relu"  # h is pooled after the last ReLU; "linear": without it; "unit": after it, of length 1
+    head_input: str = (
+        "raw"  # the output layer reads what was pooled; "normalized": of length 1; "cosine": gives cosines
+    )
+    head_scale: float = 16.0  # times the cosines
 
     dim = 512
     noise: ClassVar[Mapping[str, tuple[int, ...]]] = {}
@@ -46,7 +51,9 @@ class ResNet18:
             raise UserError(f"model 'resnet18' takes images with 1 or 3 channels; these have {self.shape[2]}")
         if self.resolution is not None and self.resolution < 1:
             raise UserError(f"model.resolution is {self.resolution}; it takes a number of pixels from 1, or nothing")
-        checks.one_of("model.head_input", self.head_input, ("raw", "normalized"))
+        if self.stem_stride not in (1, 2, 4):
+            raise UserError(f"model.stem_stride is {self.stem_stride}; it takes 4, 2 or 1")
+        checks.head(self.embedding, self.head_input, self.head_scale)
 
     @property
     def low_dim(self) -> int:
@@ -59,7 +66,7 @@ class ResNet18:
 
     def _shapes(self) -> layout.Shapes:
         shapes: dict[str, tuple[int, ...]] = {}
-        for conv, norm, inputs, outputs, kernel, _ in _convolutions():
+        for conv, norm, inputs, outputs, kernel, _ in self._convolutions():
             shapes[f"{conv}.weight"] = (outputs, inputs, kernel, kernel)
             shapes |= {f"{norm}.{name}": (outputs,) for name in ("weight", "bias", "running_mean", "running_var")}
         return {**shapes, "fc.weight": (self.classes, 512), "fc.bias": (self.classes,)}
@@ -69,17 +76,30 @@ class ResNet18:
         side = self.resolution
         size = (side, side) if side is not None else self.shape[:2]
         maps: dict[str, tuple[int, int]] = {}
-        for conv, _, _, _, kernel, stride in _convolutions():
+        for conv, _, _, _, kernel, stride in self._convolutions():
             if conv.endswith("downsample.0"):  # reads what the block reads: the map before its first convolution
                 maps[f"{conv}.weight"] = maps[f"{conv.removesuffix('downsample.0')}conv1.weight"]
                 continue
             maps[f"{conv}.weight"] = size
             height, width = (layers.output_size(n, kernel, stride, kernel // 2) for n in size)
             size = (height, width)
-            if conv == "conv1":
+            if conv == "conv1" and self.stem_stride > 1:
                 height, width = (layers.output_size(n, 3, 2, 1) for n in size)
                 size = (height, width)
         return maps
+
+    @property
+    def _first_stride(self) -> int:
+        return 2 if self.stem_stride == 4 else 1
+
+    def _convolutions(self) -> Iterator[tuple[str, str, int, int, int, int]]:
+        """Name, name of its BatchNorm, channels in and out, kernel and stride of every convolution."""
+        yield "conv1", "bn1", 3, 64, 7, self._first_stride
+        for block, inputs, outputs, stride in _blocks():
+            yield f"{block}.conv1", f"{block}.bn1", inputs, outputs, 3, stride
+            yield f"{block}.conv2", f"{block}.bn2", outputs, outputs, 3, 1
+            if inputs != outputs:
+                yield f"{block}.downsample.0", f"{block}.downsample.1", inputs, outputs, 1, stride
 
     def init(self, generator: Generator) -> Weights:
         shapes = self._shapes()
@@ -114,17 +134,19 @@ class ResNet18:
             )
             return layers.batch_norm(x, scale, shift, mean, var, train=train, add=add, relu=relu)
 
-        x = conv(self._picture(x), "conv1", "bn1", kernel=7, stride=2)
-        x = layers.max_pool(x, 3, stride=2, padding=1)
+        x = conv(self._picture(x), "conv1", "bn1", kernel=7, stride=self._first_stride)
+        if self.stem_stride > 1:
+            x = layers.max_pool(x, 3, stride=2, padding=1)
         low = x
         for block, inputs, outputs, stride in _blocks():
             y = conv(x, f"{block}.conv1", f"{block}.bn1", kernel=3, stride=stride)
             if inputs != outputs:
                 x = conv(x, f"{block}.downsample.0", f"{block}.downsample.1", kernel=1, stride=stride, relu=False)
-            x = conv(y, f"{block}.conv2", f"{block}.bn2", kernel=3, add=x)
+            rectified = block != "layer4.1" or self.embedding != "linear"
+            x = conv(y, f"{block}.conv2", f"{block}.bn2", kernel=3, add=x, relu=rectified)
             low = x if block.startswith("layer1") else low
-        h = x.mean((2, 3))
-        return Features(h, self.head(weights, h), layers.flatten(low))
+        e = x.mean((2, 3))
+        return Features(layers.embedding(e, self.embedding), self.head(weights, e), layers.flatten(low))
 
     def _picture(self, x: Tensor) -> Tensor:
         """x: [Q, B, H, W, 1 or 3] -> [Q, B, resolution, resolution, 3]."""
@@ -136,13 +158,14 @@ class ResNet18:
         return x.expand(*x.shape[:4], 3)
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:
-        return layers.linear(layers.head_input(h, self.head_input), weights["fc.weight"], weights["fc.bias"])
+        read = layers.head_input(h, self.head_input)
+        return layers.output(read, weights["fc.weight"], weights["fc.bias"], self.head_input, self.head_scale)
 
     def live(self, weights: Weights) -> Weights:
         """Kernels narrowed to their live taps: at 32x32, 6.9 of the 11.2 million weights never meet data."""
         live = dict(weights)
         for (conv, _, _, _, kernel, stride), (height, width) in zip(
-            _convolutions(), self._maps().values(), strict=True
+            self._convolutions(), self._maps().values(), strict=True
         ):
             rows = layers.live_taps(height, kernel, stride, kernel // 2)
             columns = layers.live_taps(width, kernel, stride, kernel // 2)
@@ -163,13 +186,3 @@ def _blocks() -> Iterator[tuple[str, int, int, int]]:
         yield f"layer{layer}.0", inputs, outputs, 1 if layer == 1 else 2
         yield f"layer{layer}.1", outputs, outputs, 1
         inputs = outputs
-
-
-def _convolutions() -> Iterator[tuple[str, str, int, int, int, int]]:
-    """Name, name of its BatchNorm, channels in and out, kernel and stride of every convolution."""
-    yield "conv1", "bn1", 3, 64, 7, 2
-    for block, inputs, outputs, stride in _blocks():
-        yield f"{block}.conv1", f"{block}.bn1", inputs, outputs, 3, stride
-        yield f"{block}.conv2", f"{block}.bn2", outputs, outputs, 3, 1
-        if inputs != outputs:
-            yield f"{block}.downsample.0", f"{block}.downsample.1", inputs, outputs, 1, stride

@@ -24,8 +24,9 @@ class Small:
 
     classes: int
     shape: tuple[int, int, int]  # H, W, C of an image
-    embedding: str = "relu"  # "relu": h is what leaves the ReLU of fc1; "linear": fc1 without a ReLU
-    head_input: str = "raw"  # "raw": the output layer reads h; "normalized": it reads h / ||h||
+    embedding: str = "relu"  # h leaves the ReLU of fc1; "linear": fc1 without one; "unit": the ReLU's, of length 1
+    head_input: str = "raw"  # the output layer reads fc1; "normalized": of length 1; "cosine": and gives cosines
+    head_scale: float = 16.0  # times the cosines
 
     dim = 64
     buffers = frozenset[str]()
@@ -35,8 +36,7 @@ class Small:
     def __post_init__(self) -> None:
         checks.images("small", self.shape, least=4)
         checks.classes("small", self.classes)
-        checks.one_of("model.embedding", self.embedding, ("relu", "linear"))
-        checks.one_of("model.head_input", self.head_input, ("raw", "normalized"))
+        checks.head(self.embedding, self.head_input, self.head_scale)
 
     @property
     def low_dim(self) -> int:
@@ -71,12 +71,13 @@ class Small:
         early = layers.pool_relu(x, 2)
         x = layers.conv2d(early, weights["conv2.weight"], weights["conv2.bias"], padding=1, kernel=3)
         x = layers.flatten(layers.pool_relu(x, 2))
-        h = layers.linear(x, weights["fc1.weight"], weights["fc1.bias"])
-        h = F.relu(h) if self.embedding == "relu" else h
-        return Features(h, self.head(weights, h), layers.flatten(early))
+        e = layers.linear(x, weights["fc1.weight"], weights["fc1.bias"])
+        e = e if self.embedding == "linear" else F.relu(e)
+        return Features(layers.embedding(e, self.embedding), self.head(weights, e), layers.flatten(early))
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:
-        return layers.linear(layers.head_input(h, self.head_input), weights["fc2.weight"], weights["fc2.bias"])
+        read = layers.head_input(h, self.head_input)
+        return layers.output(read, weights["fc2.weight"], weights["fc2.bias"], self.head_input, self.head_scale)
 
     def live(self, weights: Weights) -> Weights:
         return dict(weights)

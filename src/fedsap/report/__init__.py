@@ -24,7 +24,7 @@ def write_report(
 
     What cannot be read is told to `complain`, a line each, and left out.
     """
-    from fedsap.report import html, tables
+    from fedsap.report import against, html, tables
     from fedsap.report.content import content
     from fedsap.report.layout import chosen, layouts
     from fedsap.report.read import find, load
@@ -49,7 +49,7 @@ def write_report(
         )
     study = arrange(runs)
     planes = {(setting, label): layouts(run, note) for setting, label, run in chosen(study)}
-    found = tables.tables(study)
+    found = [*tables.tables(study), *against.of_runs(study.runs)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         drawn = []

@@ -59,6 +59,7 @@ def content(study: Study, layouts: Layouts, notes: Sequence[str]) -> Json:
     }
     shown |= {"head_own": "Head accuracy, own classes", "silhouette": "Silhouette"}
     shown |= {f"loss:{term}": f"Loss term: {term}" for term in terms}
+    shown |= {f"noted:{name}": name.capitalize() for name in dict.fromkeys(n for r in study.runs for n in r.noted)}
     said = dict.fromkeys(name for run in study.runs for name in run.unlabelled)
     shown |= {f"unlabelled:{name}": POOL.get(name, name) for name in said}
     sheets: dict[str, Json] = {}

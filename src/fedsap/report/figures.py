@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedsap.report import look
+from fedsap.report import look, pulls
 from fedsap.report.layout import Layout, Layouts
 from fedsap.report.read import RunData
 from fedsap.report.study import (
@@ -61,6 +61,7 @@ def figures(study: Study, layouts: Layouts) -> Iterator[Drawing]:
             partitions(study, part),
         )
     yield from _studies(study)
+    yield from pulls.figures(study)
     for number, setting in enumerate(dict.fromkeys(setting for setting, _ in layouts)):
         mine = {label: rounds for (s, label), rounds in layouts.items() if s == setting and rounds}
         if mine:

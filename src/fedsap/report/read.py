@@ -28,6 +28,7 @@ class RunData:
 
     rounds: [T], seconds: [T], loss: mean over clients [T] by term, up, down: numbers and bytes of all clients [T, 2],
     judged: rounds [E], accuracy: [E, Q] by measure, mean: over clients [E] by measure, silhouette: [E],
+    noted: mean over clients [E] of the other figures of an evaluation, by name,
     phases: name and first round of each phase that the rows name, snapshots: rounds whose embeddings are there,
     unlabelled: what is said of unlabelled samples, mean over clients [T] by name
     """
@@ -46,6 +47,7 @@ class RunData:
     accuracy: dict[str, Floats]
     mean: dict[str, Floats]
     silhouette: Floats
+    noted: dict[str, Floats]
     phases: tuple[tuple[str, int], ...]
     snapshots: tuple[int, ...]
     unlabelled: dict[str, Floats]
@@ -191,6 +193,10 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
         accuracy,
         {m: np.array([mean_of(row) for row in values]) for m, values in accuracy.items()},
         np.array(_floats([row.get("silhouette") for row in judged])),
+        {
+            name: np.array([mean_of(_floats(row.get("noted", {}).get(name, []))) for row in judged])
+            for name in dict.fromkeys(name for row in judged for name in row.get("noted", {}))
+        },
         tuple(phases),
         tuple(snapshots.rounds(folder)),
         {name: np.array([mean_of(_floats(row.get("unlabelled", {}).get(name, []))) for row in rows]) for name in said},

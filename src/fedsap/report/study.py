@@ -26,8 +26,8 @@ SHORT = {
     "partition.rule": "rule",
     "train.rounds": "rounds",
 }
-BESIDE = ("seed", "eval.snapshots", "engine")  # keys in which seeds of one variant may differ
-OPTIONAL = ("model.reinit_stem", "model.dropout", "model.embedding", "model.head_input")  # set by a method's preset
+BESIDE = ("seed", "eval.snapshots", "eval.gradients", "engine")  # keys in which seeds of one variant may differ
+OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale"))
 Key = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
@@ -230,11 +230,13 @@ class Curve:
 
 
 def over_rounds(runs: Sequence[RunData], measure: str) -> Curve:
-    """`measure`: one of evaluate.MEASURES, "silhouette", "loss:TERM", or "unlabelled:FIGURE"."""
+    """`measure`: one of evaluate.MEASURES, "silhouette", "loss:TERM", "noted:NAME", or "unlabelled:FIGURE"."""
     series: dict[int, list[float]] = {}
     for run in runs:
         if measure.startswith("loss:"):
             at, values = run.rounds, run.loss.get(measure[5:], np.full(len(run.rounds), np.nan))
+        elif measure.startswith("noted:"):
+            at, values = run.judged, run.noted.get(measure[6:], np.full(len(run.judged), np.nan))
         elif measure.startswith("unlabelled:"):
             at, values = run.rounds, run.unlabelled.get(measure[11:], np.full(len(run.rounds), np.nan))
         else:

@@ -84,20 +84,23 @@ class Images:
             tuple(np.split(inverse.astype(np.int64), ends)),
         )
 
-    def chunks(self, rows: Sequence[int], size: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def chunks(self, rows: Sequence[int], size: int, fill: bool = False) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """All samples of the given rows in their order: (rows that still have some, samples [R, b], bool valid [R, b]).
 
-        The slices count positions in `rows` and shrink best when the lists do not get longer along it.
+        The slices count positions in `rows` and shrink best when the lists do not get longer along it. With `fill`
+        every chunk has `size` samples: what a row lacks in its last one is made up of its first, which are not valid.
         """
         lengths = [len(self.lists[r]) for r in rows]
         for start in range(0, max(lengths, default=0), size):
             active = 1 + max(i for i, n in enumerate(lengths) if n > start)
-            width = min(size, max(lengths) - start)
+            width = size if fill else min(size, max(lengths) - start)
             samples = np.zeros((active, width), np.int64)
             valid = np.zeros((active, width), bool)
             for i in range(active):
                 part = self.lists[rows[i]][start : start + width]
                 samples[i, : len(part)], valid[i, : len(part)] = part, True
+                if fill and len(part) < width:
+                    samples[i, len(part) :] = np.resize(self.lists[rows[i]], width - len(part))
             device = self.images.device
             yield slice(0, active), torch.from_numpy(samples).to(device), torch.from_numpy(valid).to(device)
 

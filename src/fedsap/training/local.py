@@ -227,28 +227,32 @@ def advance(stack: Stack, work: Work, phase: int, rows: Rows, batch: Batch, coll
 def _step(
     stack: Stack, phase: Phase, at: Slice, work: Work, rows: Rows, batch: Batch
 ) -> tuple[dict[str, Tensor], Features, Tensor]:
+    with torch.enable_grad():
+        step, which = pose(stack, phase, at.state, select(work.down, rows), work.owned[rows], work.weight, batch)
+        terms, leaves = phase.loss(step), [step.state[n][k] for n, k in which]
+        grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
+    values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
+    _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
+    return {k: v.detach() for k, v in terms.items()}, step.out, step.y
+
+
+def pose(
+    stack: Stack, phase: Phase, state: State, down: Message, owned: Tensor, weight: Mapping[str, Tensor], batch: Batch
+) -> tuple[Step, list[tuple[str, str]]]:
+    """A batch after its forward pass, and the weights that the phase trains, by set and name: leaves of its graph."""
     x = stack.look(stack.train.images[batch.samples], batch.draws)
-    y = stack.train.labels[batch.samples]
     labelled = View(x, {k: v.to(x) for k, v in batch.noise.items()})
-    which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, at.state[n])]
-    leaves = [at.state[n][k].detach().requires_grad_() for n, k in which]
-    state = {n: dict(w) for n, w in at.state.items()}
-    for (n, k), leaf in zip(which, leaves, strict=True):
-        state[n][k] = leaf
+    which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, state[n])]
+    posed = {n: dict(w) for n, w in state.items()}
+    for n, k in which:
+        posed[n][k] = state[n][k].detach().requires_grad_()
 
     def forward(weights: Weights, view: View | None = None, *, train: bool = True) -> Features:
         view = labelled if view is None else view
         return stack.network(weights, view.x, train=train, noise=view.noise)
 
-    with torch.enable_grad():
-        out = forward(state[phase.trains[0]])
-        down, owned = select(work.down, rows), work.owned[rows]
-        step = Step(y, out, down, owned, work.weight, state, forward, stack.live, _unlabelled(stack, batch))
-        terms = phase.loss(step)
-        grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
-    values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
-    _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
-    return {k: v.detach() for k, v in terms.items()}, out, y
+    out, y = forward(posed[phase.trains[0]]), stack.train.labels[batch.samples]
+    return Step(y, out, down, owned, weight, posed, forward, stack.live, _unlabelled(stack, batch)), which
 
 
 def _unlabelled(stack: Stack, batch: Batch) -> Unlabelled | None:

@@ -39,6 +39,8 @@ class Judge:
     proto_classes: Literal["own", "all"] = "own"
     silhouette: int = 5000
     snapshots: Sequence[int] = ()  # rounds after which embeddings are kept, whether their turn to be evaluated or not
+    batch_statistics: int = 0  # BatchNorm uses those of batches of so many images; 0: the running ones
+    gradients: bool = False
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@
 
   function drawCurves() {
     const measure = $("measure").value;
-    const unit = measure === "silhouette" ? "silhouette (−1 to 1)" : measure.startsWith("loss:") ? "loss" : ["unlabelled:margin", "unlabelled:distance"].includes(measure) ? "cosine distance" : `${data.measures[measure] ?? ""}, %`;
+    const unit = measure === "silhouette" ? "silhouette (−1 to 1)" : measure.startsWith("loss:") ? "loss" : measure.startsWith("noted:") ? measure.slice(6) : ["unlabelled:margin", "unlabelled:distance"].includes(measure) ? "cosine distance" : `${data.measures[measure] ?? ""}, %`;
     const traces = [], words = [], lines = [];
     for (const v of here()) {
       const curve = v.curves[measure], i = number(v.label);

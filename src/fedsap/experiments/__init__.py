@@ -1,0 +1,1 @@
+"""The paper's tables and figures as configuration, with its values beside them; running them, and comparing."""
