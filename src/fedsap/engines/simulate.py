@@ -52,7 +52,9 @@ class Simulation:
             some = self.state[name].items()
             self.momentum[name] = {k: torch.zeros_like(v) for k, v in some if k not in buffers}
         rows = len(self.stack.keys)
-        self.chunk = self.chunk or memory.images_at_once(self.stack, self.state)
+        self._few = rows if self._device.type == "cuda" else min(rows, memory.SOME)
+        self._chunk = self.chunk or memory.images_at_once(self.stack, self.state, self._few)
+        self.chunk = self.chunk or memory.images_at_once(self.stack, self.state, rows)
         self._together = min(rows, self.together or memory.rows_at_once(self.stack, self.state, trained))
         self.recorder = Graphs(self.stack, self._together) if self._device.type == "cuda" else None
 
@@ -173,7 +175,15 @@ class Simulation:
         return method.reply(local)
 
     def _means(self, rows: Sequence[int], state: State, wanted: Mapping[str, When], t: int) -> dict[str, PerClass]:
-        return class_means(self.stack, rows, state["model"], wanted, t, self.chunk) if wanted else {}
+        if not wanted:
+            return {}
+        parts: list[Message] = []
+        for start in range(0, len(rows), self._few):
+            some = slice(start, start + self._few)
+            weights = {k: v[some] for k, v in state["model"].items()}
+            parts.append({**class_means(self.stack, rows[some], weights, wanted, t, self._chunk)})
+        found = joined(parts)
+        return {name: table(found, name) for name in found}
 
     def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]:
         """What clients reply before any training, by the seed of their federation."""
