@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,10 +61,13 @@ def _mending(command: Callable[P, None]) -> Callable[P, None]:
 def _configs(
     file: Path | None, pairs: list[str] | None, methods: list[str] | None, seeds: list[int] | None, data: Path | None
 ) -> list[Config]:
+    return resolve(_layer(file, pairs, data), methods or (), seeds or ())
+
+
+def _layer(file: Path | None, pairs: list[str] | None, data: Path | None) -> dict[str, Any]:
+    """What the user says, from all places."""
     layer = merged(read(file) if file else {}, assignments(pairs or []))
-    if data is not None:
-        layer = merged(layer, {"data": {"root": str(data)}})
-    return resolve(layer, methods or (), seeds or ())
+    return layer if data is None else merged(layer, {"data": {"root": str(data)}})
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -97,6 +100,38 @@ def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _following(track: list[str], console: Console, group: Sequence[Any] = ()) -> Iterator[Callable[[Any, Any], None]]:
+    """Shows rows as they come, of the runs of `group`, which go together, or of one run after another; and hands them
+    to trackers."""
+    from fedsap.track import Tracked
+
+    with ExitStack() as open_:
+        trackers: dict[Any, Any] = {}
+        shown: dict[Any, show.Progressing] = {}
+
+        def follow(some: Sequence[Any], done: int) -> None:
+            open_.close()  # one live display at a time
+            name, seeds = some[0].config.method["name"], ", ".join(str(one.config.seed) for one in some)
+            title = f"{name} seed{'s' if len(some) > 1 else ''} {seeds}"
+            progress = open_.enter_context(
+                show.Progressing(title, some[0].config.rounds, done, console, runs=len(some))
+            )
+            for one in some:
+                trackers[one] = open_.enter_context(Tracked(track, one.folder, one.config, one.rows()))
+                shown[one] = progress
+
+        def hear(one: Any, row: Any) -> None:
+            if one not in shown:
+                follow([one], row["round"] - 1)
+            shown[one](row)
+            trackers[one](row)
+
+        if group:
+            follow(group, min(len(one.rows()) for one in group))
+        yield hear
+
+
 @app.command()
 @_mending
 def run(
@@ -112,6 +147,16 @@ def run(
         typer.Option("--from", help="Begin the rounds with unlabelled samples from the finished runs here."),
     ] = None,
     track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="simulate, in this process; or flower. Short for --set engine=...")
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", metavar="HOST:PORT", help="Flower's SuperLink; without it, a simulation."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="The certificate that the SuperLink is known by; without it, no TLS.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train one or more methods, print their table and write a page of the results.
@@ -124,11 +169,16 @@ def run(
     from fedsap.methods import METHODS
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
-    from fedsap.track import Tracked, check
+    from fedsap.track import check
 
     check(track or [])
     console = show.to_people()
-    configs = _configs(config, sets, method, seed, data)
+    sets = [*(sets or []), *([f"engine={engine}"] if engine else [])]
+    layer = _layer(config, sets, data)
+    configs = resolve(layer, method or (), seed or ())
+    on_flower = configs[0].engine == "flower"
+    if (superlink or ca) and not on_flower:
+        raise UserError("--superlink: is for the engine flower; takes --engine flower with it")
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; --out takes a folder")
@@ -137,33 +187,27 @@ def run(
         one.check(resume)
     for name in {c.method["name"] for c in configs if c.unlabelled.size and not METHODS[c.method["name"]].uses_pool}:
         console.print(f"{name} has no use for unlabelled samples; it trains on the labelled ones", highlight=False)
-    loaded = dataset(configs[0])
-    if origin is not None:
-        for one in runs:
-            take_over(one, [origin], loaded)
-    with _interrupts(console) as stop:
-        for group in together(runs):
-            configs_of = [one.config for one in group]
-            seeds = ", ".join(str(c.seed) for c in configs_of)
-            title = f"{configs_of[0].method['name']} seed{'s' if len(group) > 1 else ''} {seeds}"
-            rounds = configs_of[0].rounds
-            try:
-                with ExitStack() as open_:
-                    done = min(len(one.rows()) for one in group)
-                    progress = open_.enter_context(show.Progressing(title, rounds, done, console, len(group)))
-                    tracked = {
-                        one: open_.enter_context(Tracked(track or [], one.folder, one.config, one.rows()))
-                        for one in group
-                    }
+    try:
+        with _interrupts(console) as stop:
+            if on_flower:
+                from fedsap.engines.flower.launch import SuperLink, play
 
-                    def hear(one: Run, row: Any, progress: Any = progress, tracked: Any = tracked) -> None:
-                        progress(row)
-                        tracked[one](row)
-
-                    execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
-            except Stopped as stopped:
-                console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
-                raise typer.Exit(1) from None
+                if origin is not None:
+                    raise UserError("--from: that run's clients are not on Flower's nodes; takes engine simulate")
+                where = SuperLink(superlink, ca) if superlink else None
+                with _following(track or [], console) as hear:
+                    play(runs, layer, folder, superlink=where, resume=resume, hear=hear, stop=stop)
+            else:
+                loaded = dataset(configs[0])
+                for one in runs:
+                    if origin is not None:
+                        take_over(one, [origin], loaded)
+                for group in together(runs):
+                    with _following(track or [], console, group) as hear:
+                        execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
+    except Stopped as stopped:
+        console.print(f"{stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
     written = write_report([folder], folder, ("html",), _complain)
     if as_json:

@@ -154,6 +154,26 @@ class EvalKeys(Section):
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")
 
 
+class FlowerKeys(Section):
+    data: Literal["partition", "own"] = Field(
+        "partition", description="clients are parts of a data set, or each node is one, with all of its folder"
+    )
+    nodes: Annotated[int, Field(ge=0)] = Field(
+        0, description="nodes of a simulation, which share the clients; 0: one for each client"
+    )
+    least: Share = Field(
+        0.5, description="share of the clients that have to be there, and to answer, for a round to count"
+    )
+    wait: Rate = Field(300.0, description="seconds to wait for nodes: for all before round 1, for `least` later")
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1800.0, description="seconds after which a round goes on without those that have not answered"
+    )
+    longest: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e6, description="length of the longest vector that is accepted from a node"
+    )
+    classes: list[str] = Field([], description="all class names, where nodes' own are not to be trusted; empty: theirs")
+
+
 def pool_rounds(rounds: int, unlabelled: Mapping[str, Any]) -> range:
     """The rounds with unlabelled samples, from `train.rounds` and the keys of the section.
 
@@ -177,9 +197,12 @@ class Config(Section):
     method: dict[str, Any] = Field({"name": "fedsap"}, description="name, and the method's own options")
     train: TrainKeys = TrainKeys()
     eval: EvalKeys = EvalKeys()
+    flower: FlowerKeys = FlowerKeys()
     seed: Annotated[int, Field(ge=0)] = Field(1234, description="the run's seed")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
-    engine: Literal["simulate"] = Field("simulate", description="all clients in this process")
+    engine: Literal["simulate", "flower"] = Field(
+        "simulate", description="all clients in this process, or as nodes of Flower"
+    )
 
     @property
     def pool_rounds(self) -> range:
@@ -199,7 +222,7 @@ class Config(Section):
 
 SECTIONS: dict[str, type[Section]] = {
     "data": DataKeys, "partition": PartitionKeys, "unlabelled": UnlabelledKeys, "model": ModelKeys, "train": TrainKeys,
-    "eval": EvalKeys
+    "eval": EvalKeys, "flower": FlowerKeys
 }  # fmt: skip
 TOP = ("preset", "seeds", "device", "engine")
 
@@ -303,17 +326,28 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
     layers = [preset, {k: v for k, v in given.items() if k in mine}, given.get(name, {})]
     method = validated_options(name, merged(*layers))
     content = {k: v for k, v in base.items() if k not in ("seeds", "method", "model")}
-    try:
-        config = Config.model_validate(content | {"model": model, "method": {"name": name} | method, "seed": seed})
-    except ValidationError as error:
-        raise _said(error, "") from None
+    config = checked(content | {"model": model, "method": {"name": name} | method, "seed": seed})
     late = [t for t in config.eval.snapshots if t > config.rounds]
     if late:
         raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to the last one ({config.rounds})")
+    if config.engine == "flower" and config.eval.snapshots:
+        raise UserError("eval.snapshots: embeddings and images do not leave Flower's nodes; takes [] with this engine")
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")
     return config
+
+
+def checked(layer: Mapping[str, Any]) -> Config:
+    """One configuration from nested keys, methods' options and presets left as they are.
+
+    >>> checked({"train": {"rounds": 3}}).train.rounds
+    3
+    """
+    try:
+        return Config.model_validate(layer)
+    except ValidationError as error:
+        raise _said(error, "") from None
 
 
 def validated_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
