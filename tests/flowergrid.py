@@ -1,6 +1,5 @@
 """Flower's real ServerApp and ClientApp in one process, with neither Ray nor a SuperLink. Messages pass as bytes."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -73,9 +72,8 @@ class ProcessGrid(Grid):
         found = []
         for one in message_ids:
             if one in self.waiting:
-                reply = self._play(one, self.waiting[one])
-                if reply is not None:
-                    del self.waiting[one]
+                reply = self._play(one, self.waiting.pop(one))
+                if reply is not None:  # else it never comes
                     found.append(reply)
         return found
 
@@ -120,8 +118,3 @@ def parts(count, store, **more):
     return {
         100 + i: Node({"partition-id": i, "num-partitions": count, "store": str(store)} | more) for i in range(count)
     }
-
-
-def patience(seconds=20):
-    """A deadline for tests that wait."""
-    return time.monotonic() + seconds

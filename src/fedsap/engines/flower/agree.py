@@ -45,7 +45,7 @@ def stranger(node: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Complains of a class that the federation does not have."""
     for name in names:
         if name not in known:
-            near = get_close_matches(_plain(name), {_plain(k): k for k in known}, n=1, cutoff=0.7)
+            near = get_close_matches(_plain(name), {_plain(k): k for k in known}, n=1, cutoff=0.6)
             hint = next((f"did you mean '{k}'?" for k in known if near and _plain(k) == near[0]), "")
             some = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
             raise UserError(f"classes: {node} has '{name}', and the federation has {some}; {hint or 'rename it'}")

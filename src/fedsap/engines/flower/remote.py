@@ -34,7 +34,7 @@ from fedsap.engines.flower.protocol import (
 from fedsap.engines.flower.roster import Member, Roster
 from fedsap.engines.flower.trust import check_record, checked, largest
 from fedsap.evaluate import MEASURES, Scores
-from fedsap.message import Message, expand, joined, select
+from fedsap.message import Message, PerClass, expand, joined, select
 from fedsap.methods.method import Method, Task
 from fedsap.runs import Stopped
 from fedsap.training.rounds import Ask, Judge, Replies
@@ -138,7 +138,7 @@ class Remote:
         owed, self.owed = self.owed, None
         wanted = [] if ask is None else list(ask.clients)
         need = math.ceil(self.config.flower.least * len(wanted))
-        self.gate.look()
+        self.gate.look(0)
         if self._there(wanted) < need:
             self.gate.wait(lambda: self._there(wanted) >= need, self.config.flower.wait)
         view = owed[1] if owed else ask
@@ -251,7 +251,7 @@ class Remote:
         known = self.method.bank(view.down)
         bank = view.bank if view.bank is not None else known
         told: Any = "none" if bank is None else "down"
-        if judge is not None and bank is not None and bank is not known:
+        if judge is not None and bank is not None and not _same(bank, known):
             told = "bank"
             down |= {"bank/values": bank.values, "bank/mask": bank.mask}
         own: dict[str, Tensor] = {}
@@ -330,18 +330,17 @@ class Remote:
         found = _Accepted(failed=dict(answer.failed), lost=list(answer.lost))
         missing = set(asked) - set(answer.clients) - set(answer.failed)
         found.failed |= dict.fromkeys(missing, "its node said nothing of it")
-        for i, c in enumerate(answer.clients):
-            if job.kind == "judge":
-                continue
-            try:
-                found.messages[c] = checked(
-                    tensors, self.expected, c, self._owned(c, member), self.config.flower.longest
-                )
+        try:
+            known = {str(c) for c in answer.clients} if job.kind != "judge" else set[str]()
+            if strangers := sorted({name.partition("/")[0] for name in tensors} - known):
+                raise Bad(f"it sent tensors for {', '.join(strangers[:5])}; takes them for {answer.clients[:20]}")
+            for i, c in enumerate(answer.clients if known else ()):
+                owned, longest = self._owned(c, member), self.config.flower.longest
+                found.messages[c] = checked(tensors, self.expected, c, owned, longest)
                 found.terms[c] = {k: v[i] for k, v in answer.terms.items()}
                 found.pool[c] = {k: v[i] for k, v in answer.pool.items()}
-            except Bad as why:
-                found.failed[c] = f"refused: {why}"
-                found.refused.append(f"refused: {why}")
+        except Bad as why:  # who is wrong in one thing is not believed in the others
+            return _Accepted(failed=dict.fromkeys(job.clients, f"refused: {why}"), refused=[f"refused: {why}"])
         if answer.figures is not None:
             every = answer.figures.accuracy | answer.figures.noted
             for i, c in enumerate(answer.judged):
@@ -378,6 +377,10 @@ class Remote:
         rows = {k: numbers_of([judged.get(c, {}).get(k) for c in range(self.task.clients)]) for k in names}
         accuracy = {k: v for k, v in rows.items() if k in MEASURES}
         return Scores(accuracy, None, None, {k: v for k, v in rows.items() if k not in MEASURES})
+
+
+def _same(bank: PerClass, known: PerClass | None) -> bool:
+    return known is not None and torch.equal(bank.values, known.values) and torch.equal(bank.mask, known.mask)
 
 
 @dataclass
