@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from flowergrid import Node, ProcessGrid, parts, serve
 from flwr.app import Array, Error
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from PIL import Image
@@ -18,6 +17,7 @@ from fedsap.errors import UserError
 from fedsap.federation import dataset
 from fedsap.methods import METHODS
 from fedsap.runs import Run, Stopped
+from flowergrid import Node, ProcessGrid, parts, serve
 
 SMALL = "train.rounds=3 partition.clients=4 eval.every=1 flower.wait=0.5 flower.timeout=20"
 OUTSIDE = ("seconds", "silhouette", "joined")  # a silhouette would need all embeddings in one place
@@ -177,14 +177,22 @@ def foreign(tensors):
     return tensors | {name: (tensors[name].long() + 1).to(torch.uint16)}
 
 
+def narrow(tensors):
+    return {k: v[:, :5] if v.dim() == 2 else v for k, v in tensors.items()}
+
+
+def scaled(by):
+    return lambda tensors: {k: v * by if v.is_floating_point() else v for k, v in tensors.items()}
+
+
 LIES = {
-    "not a number": (payload(lambda t: {k: v * float("nan") if v.is_floating_point() else v for k, v in t.items()}), "not finite"),
-    "another shape": (payload(lambda t: {k: v[:, :5] if v.dim() == 2 else v for k, v in t.items()}), "takes torch.float32"),
+    "not a number": (payload(scaled(float("nan"))), "not finite"),
+    "another shape": (payload(narrow), "takes torch.float32"),
     "weights too": (payload(lambda t: t | {"1/model/fc1.weight": torch.zeros(3)}), "it sent"),
     "foreign classes": (payload(foreign), "which it does not hold|there are 10 classes"),
     "a claim of 10 GB": (payload(lambda t: b"\xff\xe3\x0bT\x02\x00\x00\x00{}"), "safetensors format"),
     "far too much": (payload(lambda t: t | {"1/x": torch.zeros(10**6)}), "bytes; takes"),
-    "huge numbers": (payload(lambda t: {k: v * 1e9 if v.is_floating_point() else v for k, v in t.items()}), "flower.longest"),
+    "huge numbers": (payload(scaled(1e9)), "flower.longest"),
     "another run": (record(run="f" * 32), "of run ffffffff"),
     "another round": (record(round=1), "an answer to round 1"),
     "others' clients": (record(clients=[0]), "it speaks"),

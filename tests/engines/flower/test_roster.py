@@ -63,7 +63,7 @@ def test_more_nodes_than_places_before_the_start_is_a_mistake():
     roster = Roster(1, own=True)
     for node in (1, 2):
         roster.enter(node, said(f"n{node}"), "", [1, 2])
-    with pytest.raises(UserError, match="partition.clients: got 1, and node 'n2' is one more"):
+    with pytest.raises(UserError, match=r"partition\.clients: got 1, and node 'n2' is one more"):
         roster.begin(["a", "b"])
 
 
@@ -78,5 +78,5 @@ def test_parts_of_a_data_set_share_the_clients():
 
 @pytest.mark.parametrize(("own", "part"), [(True, 0), (False, None)])
 def test_own_data_and_parts_do_not_mix(own, part):
-    with pytest.raises(Bad, match="and flower.data is"):
+    with pytest.raises(Bad, match=r"and flower\.data is"):
         Roster(2, own).enter(1, said("n", part=part, parts=None if part is None else 1), "", [1])

@@ -89,7 +89,7 @@ def answer(**more):
         (answer(lost=[2]), "are lost"),
         (answer(judged=[1], figures=Figures(accuracy={"head": [0.5]})), "accuracies named head"),
         (answer(judged=[5], figures=Figures(accuracy={})), "accuracies of the clients"),
-        (answer(judged=[1], figures=Figures(accuracy=dict.fromkeys(MEASURES, [0.5, 0.5]))), "2 numbers for 1 clients"),
+        (answer(judged=[1], figures=Figures(accuracy={m: [0.5] * 2 for m in MEASURES})), "2 numbers for 1 clients"),
     ],
 )
 def test_an_answer_to_something_else_is_refused(said, why):
