@@ -1,17 +1,23 @@
 """Flower's real ServerApp and ClientApp in one process, with neither Ray nor a SuperLink. Messages pass as bytes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 
+from fedsap.config import assignments, resolve
 from fedsap.engines.flower import client_app, server_app
+from fedsap.federation import dataset
+from fedsap.runs import Run
 
 RUN = 7
 
@@ -118,3 +124,33 @@ def parts(count, store, **more):
     return {
         100 + i: Node({"partition-id": i, "num-partitions": count, "store": str(store)} | more) for i in range(count)
     }
+
+
+OUTSIDE = ("seconds", "silhouette", "joined")  # a silhouette would need all embeddings in one place
+
+
+def plain(folder, method, words, seed=5):
+    """The same federation as one stack in this process."""
+    (config,) = resolve(assignments(words.split()), [method], [seed])
+    run = Run(folder / "plain", config)
+    run.execute(dataset(config))
+    return run
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(folder, run, bank=True):
+    """Row by row and tensor by tensor what the run in one process gave."""
+    for there, here in zip(rows(folder), run.rows(), strict=True):
+        if not bank:
+            for row in (there, here):
+                for name in ("proto", "proto_cos"):
+                    row["accuracy"].pop(name)
+        assert {k: v for k, v in there.items() if k not in OUTSIDE} == {
+            k: v for k, v in here.items() if k not in OUTSIDE
+        }
+    server, mine = load_file(folder / "checkpoint.safetensors"), load_file(run.checkpoint)
+    for name in [n for n in mine if n.startswith("server/")]:
+        assert torch.equal(server[name], mine[name]), name

@@ -11,49 +11,19 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from PIL import Image
 from safetensors.torch import load, load_file, save
 
-from fedsap.config import assignments, resolve
 from fedsap.engines.flower.post import FORMAT
 from fedsap.errors import UserError
-from fedsap.federation import dataset
 from fedsap.methods import METHODS
-from fedsap.runs import Run, Stopped
-from flowergrid import Node, ProcessGrid, parts, serve
+from fedsap.runs import Stopped
+from flowergrid import Node, ProcessGrid, parts, plain, rows, same, serve
 
 SMALL = "train.rounds=3 partition.clients=4 eval.every=1 flower.wait=0.5 flower.timeout=20"
-OUTSIDE = ("seconds", "silhouette", "joined")  # a silhouette would need all embeddings in one place
-
-
-def plain(folder, method, words=SMALL, seed=5):
-    """The same federation as one stack in this process."""
-    (config,) = resolve(assignments(words.split()), [method], [seed])
-    run = Run(folder / "plain", config)
-    run.execute(dataset(config))
-    return run
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def same(folder, run, bank=True):
-    """Row by row and tensor by tensor what the run in one process gave."""
-    for there, here in zip(rows(folder), run.rows(), strict=True):
-        if not bank:
-            for row in (there, here):
-                for name in ("proto", "proto_cos"):
-                    row["accuracy"].pop(name)
-        assert {k: v for k, v in there.items() if k not in OUTSIDE} == {
-            k: v for k, v in here.items() if k not in OUTSIDE
-        }
-    server, mine = load_file(folder / "checkpoint.safetensors"), load_file(run.checkpoint)
-    for name in [n for n in mine if n.startswith("server/")]:
-        assert torch.equal(server[name], mine[name]), name
 
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_the_same_bits_as_in_process(tmp_path, method):
     serve(ProcessGrid(parts(2, tmp_path / "nodes")), tmp_path, method=method, set=SMALL, seed="5")
-    run = plain(tmp_path, method)
+    run = plain(tmp_path, method, SMALL)
     last = run.rows()[-1]["accuracy"]["proto"] != rows(tmp_path / f"{method}-5")[-1]["accuracy"]["proto"]
     same(tmp_path / f"{method}-5", run, bank=not last)
     assert not last or rows(tmp_path / f"{method}-5")[-1]["accuracy"]["proto"] == [None] * 4
@@ -62,7 +32,7 @@ def test_the_same_bits_as_in_process(tmp_path, method):
 @pytest.mark.parametrize("nodes", [1, 3, 4])
 def test_it_does_not_matter_which_node_has_which_clients(tmp_path, nodes):
     serve(ProcessGrid(parts(nodes, tmp_path / "nodes")), tmp_path, method="fedsap", set=SMALL, seed="5")
-    same(tmp_path / "fedsap-5", plain(tmp_path, "fedsap"))
+    same(tmp_path / "fedsap-5", plain(tmp_path, "fedsap", SMALL))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +219,7 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path):
     assert json.loads((tmp_path / "flower.json").read_text())["user"] is False
     grid.nodes[101].spoil = lambda asked, reply: reply
     serve(grid, tmp_path, method="fedsap", set=words, seed="5", resume=True)
-    same(tmp_path / "fedsap-5", plain(tmp_path, "fedsap"))
+    same(tmp_path / "fedsap-5", plain(tmp_path, "fedsap", SMALL))
 
 
 def test_nobody_there(tmp_path):
@@ -278,7 +248,7 @@ def test_a_server_that_dies_in_a_round_goes_on_to_the_same_bits(tmp_path, method
     with pytest.raises(Killed):
         serve(grid, tmp_path, method=method, set=SMALL, seed="5")
     serve(ProcessGrid(parts(2, tmp_path / "nodes")), tmp_path, method=method, set=SMALL, seed="5", resume=True)
-    same(tmp_path / f"{method}-5", plain(tmp_path, method), bank=method != "fedavg")
+    same(tmp_path / f"{method}-5", plain(tmp_path, method, SMALL), bank=method != "fedavg")
 
 
 def test_a_lost_state_is_said_and_the_client_begins_anew(tmp_path):
