@@ -1,12 +1,18 @@
 """Flower's real processes: its simulation, and SuperNodes with keys of their own that reach a SuperLink over TLS."""
 
+import json
+import os
 import signal
+from functools import partial
 
 import pytest
+import torch
 from flwr.app import Error
+from safetensors.torch import load_file
 
+from fedsap.runs import Stopped
 from flowergrid import ProcessGrid, parts, plain, rows, same, serve
-from flowerprocesses import Federation, until
+from flowerprocesses import Federation, named, until
 
 FOUR = ("fedavg", "fedproto", "fedmps", "fedsap")
 WORDS = "train.rounds=3 partition.clients=4 eval.every=1 flower.nodes=2"
