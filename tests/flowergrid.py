@@ -126,7 +126,7 @@ def parts(count, store, **more):
     }
 
 
-OUTSIDE = ("seconds", "silhouette", "joined")  # a silhouette would need all embeddings in one place
+OUTSIDE = ("seconds", "silhouette", "joined", "work")  # a silhouette would need all embeddings in one place
 
 
 def plain(folder, method, words, seed=5):

@@ -83,7 +83,7 @@ def test_nothing_but_the_prototypes_leaves_a_node(tmp_path):
     for message in messages:
         assert set(message.content) <= {"fedsap", "payload"}
         record = json.loads(message.content["fedsap"]["record"])
-        allowed = {"run", "round", "clients", "failed", "lost", "terms", "pool", "judged", "figures", "hash"}
+        allowed = {"run", "round", "clients", "failed", "lost", "terms", "pool", "judged", "figures", "hash", "seconds"}
         assert set(record) <= allowed | {"name", "classes", "shape", "part", "parts", "version"}
         for array in dict(message.content.get("payload", {})).values():
             for name, tensor in load(array.data).items():

@@ -1,6 +1,7 @@
 """What a node does when it is asked: it takes up its clients' states, trains or judges them as one stack, answers."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -112,6 +113,7 @@ def introduce(site: Site, hello: Hello) -> Introduction:
 
 def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, bytes]]:
     """One round of the node's clients, or a part of it."""
+    began = time.perf_counter()
     if job.method:
         named(job.method)
     config = site.adapted(job.config)
@@ -164,6 +166,7 @@ def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, by
         judged=mine if figures else [],
         figures=figures,
         hash=part.hash,
+        seconds=time.perf_counter() - began,
     )
     return told, {"up": written(tensors)} if tensors else {}
 

@@ -85,6 +85,7 @@ class Answer(Record):
 
     clients: those that did what was asked, ascending; the others are in `failed`, with the reason. lost: those of
     them whose state is gone. judged: those that `figures` are of. hash: of the partition, so that all mean the same.
+    seconds: what the work took.
     """
 
     run: RunId
@@ -97,6 +98,7 @@ class Answer(Record):
     judged: list[Place] = []
     figures: Figures | None = None
     hash: Annotated[str, Field(max_length=64)] = ""
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class Refusal(Record):

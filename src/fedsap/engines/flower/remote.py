@@ -159,9 +159,11 @@ class Remote:
         pool: dict[int, dict[str, float | None]] = {}
         judged: dict[int, dict[str, float | None]] = {}
         refused: list[dict[str, Any]] = []
+        work: dict[str, float] = {}
         for node, (job, _) in jobs.items():
             member = members[node]
             found = self._accept(member, job, results[node])
+            work |= {} if found.seconds is None else {member.name: found.seconds}
             messages |= found.messages
             terms |= found.terms
             pool |= found.pool
@@ -183,7 +185,7 @@ class Remote:
                 f"the checkpoint of round {t - 1} is kept"
             )
         self.spent["rounds"] = self.spent.get("rounds", 0.0) + time.monotonic() - began
-        notes: dict[str, Any] = {}
+        notes: dict[str, Any] = {"work": work}  # seconds, by node
         if refused:
             notes["refused"] = refused
         if joined_now:
@@ -327,7 +329,7 @@ class Remote:
                 raise Bad("its partition is another one: other data, or another version of fedsap")
         except Bad as why:
             return _Accepted(failed=dict.fromkeys(job.clients, f"refused: {why}"), refused=[f"refused: {why}"])
-        found = _Accepted(failed=dict(answer.failed), lost=list(answer.lost))
+        found = _Accepted(failed=dict(answer.failed), lost=list(answer.lost), seconds=round(answer.seconds, 3))
         missing = set(asked) - set(answer.clients) - set(answer.failed)
         found.failed |= dict.fromkeys(missing, "its node said nothing of it")
         try:
@@ -392,6 +394,7 @@ class _Accepted:
     failed: dict[int, str] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    seconds: float | None = None
 
 
 def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Tensor]:
