@@ -213,7 +213,7 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path):
     grid.nodes[101].spoil = tampered(lambda asked, reply: Error(8, "ClientApp stopped"))
     words = f"{SMALL} flower.least=0.9"
     with pytest.raises(
-        Stopped, match=r"round 2: 2 of 4 clients answered, and flower.least takes 4 \(ClientApp stopped"
+        Stopped, match=r"round 2: 2 of 4 clients answered, and flower.least takes 4 \(2 of them: ClientApp stopped"
     ):
         serve(grid, tmp_path, method="fedsap", set=words, seed="5")
     assert json.loads((tmp_path / "flower.json").read_text())["user"] is False

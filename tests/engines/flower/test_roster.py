@@ -1,12 +1,13 @@
 import pytest
 
+import fedsap
 from fedsap.engines.flower.protocol import Bad, Introduction
 from fedsap.engines.flower.roster import Roster
 from fedsap.errors import UserError
 
 
-def said(name, classes=("a", "b"), part=None, parts=None):
-    return Introduction(name=name, classes=list(classes), shape=(8, 8, 1), part=part, parts=parts, version="0")
+def said(name, classes=("a", "b"), part=None, parts=None, version=fedsap.__version__):
+    return Introduction(name=name, classes=list(classes), shape=(8, 8, 1), part=part, parts=parts, version=version)
 
 
 def test_places_go_by_name_not_by_arrival():
@@ -74,6 +75,11 @@ def test_parts_of_a_data_set_share_the_clients():
     assert {c: m.name for c, m in roster.owner.items()} == {0: "n0", 2: "n0", 4: "n0", 1: "n1", 3: "n1"}
     with pytest.raises(Bad, match="node 'n2' is part 1 of 2; client 1 is 'n1's"):
         roster.enter(7, said("n2", part=1, parts=2), "", [0, 1, 7])
+
+
+def test_another_version_of_fedsap_is_refused():
+    with pytest.raises(Bad, match=r"node 'old' has fedsap 0\.0\.1; the server's is"):
+        Roster(2, own=True).enter(1, said("old", version="0.0.1"), "", [1])
 
 
 @pytest.mark.parametrize(("own", "part"), [(True, 0), (False, None)])

@@ -179,7 +179,7 @@ class Remote:
             self.since[c] = t
         clients = sorted(messages)
         if len(clients) < need:
-            why = next(iter(failed.values()), "")
+            why = "; ".join(f"{n} of them: {why}" for why, n in Counter(failed.values()).most_common(3))
             raise Stopped(
                 f"round {t}: {len(clients)} of {len(wanted)} clients answered, and flower.least takes {need} ({why}); "
                 f"the checkpoint of round {t - 1} is kept"

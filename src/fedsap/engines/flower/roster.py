@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import fedsap
 from fedsap.engines.flower.agree import stranger
 from fedsap.engines.flower.protocol import Bad, Introduction
 from fedsap.errors import UserError
@@ -47,6 +48,8 @@ class Roster:
 
     def _admit(self, node: int, said: Introduction, registered: str, online: set[int]) -> Member:
         name = said.name
+        if said.version != fedsap.__version__:
+            raise Bad(f"node '{name}' has fedsap {said.version}; the server's is {fedsap.__version__}, takes the same")
         if registered and name != registered:
             raise Bad(f"node '{registered}' calls itself '{name}'; takes its registered name")
         twin = next((m for m in self.members.values() if m.name == name and m.node != node), None)
