@@ -101,6 +101,9 @@ class ModelKeys(Section):
     head_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="what head_input = cosine multiplies cosines by; unset: 16"
     )
+    dim: Count | None = Field(
+        None, description="d, the size of the embedding, by a linear layer after it; unset: the network's own"
+    )
 
 
 class TrainKeys(Section):

@@ -386,6 +386,8 @@ def decisive(config: Config) -> Row:
     for key in ("snapshots", "gradients"):  # what is looked at besides; runs without it are as they were before it
         if not content["eval"][key]:
             content["eval"].pop(key)
+    if content["model"]["dim"] is None:  # as before there was this key
+        content["model"].pop("dim")
     return content
 
 

@@ -6,7 +6,7 @@ with the patches needs no transpose. Linear weights are [Q, out, in], as in torc
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -597,6 +597,19 @@ def dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
     tensor([0., 2., 2.])
     """
     return x * ((noise >= p).to(x.dtype) / (1 - p))
+
+
+def project(e: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """y_q = e_q W_q^T + b_q with the layer `project`, where the network has one; else e.
+
+    e: [Q, B, width]. Returns [Q, B, d].
+
+    >>> project(torch.ones(1, 1, 2), {"project.weight": torch.ones(1, 3, 2), "project.bias": torch.zeros(1, 3)})
+    tensor([[[2., 2., 2.]]])
+    """
+    if "project.weight" not in weights:
+        return e
+    return linear(e, weights["project.weight"], weights["project.bias"])
 
 
 def head_input(h: Tensor, kind: str) -> Tensor:
