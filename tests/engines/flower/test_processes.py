@@ -73,8 +73,7 @@ def test_kill_nine_of_a_node_and_of_another_ones_app(tmp_path, secure):
         return rows(out) if (out / "metrics.jsonl").exists() else []
 
     until(told, 120, "round 1")
-    app = until(lambda: named(secure.running["n1"].pid, "flwr-clientapp"), 60, "an app at work")
-    os.kill(app[0], signal.SIGKILL)
+    os.kill(at_work(secure, "n1"), signal.SIGKILL)
     secure.end("n2", signal.SIGKILL)
     until(lambda: any("2" in row["failed"] for row in told()), 150, "a round without the node")
 
@@ -102,6 +101,14 @@ def test_kill_nine_of_a_node_and_of_another_ones_app(tmp_path, secure):
     assert torch.equal(mine["server/bank@values"], theirs["server/bank@values"])
 
 
+def at_work(federation, name):
+    """The process that a node has started for its next message; it takes seconds to get to its work."""
+    log = federation.folder / f"{name}.log"
+    before = log.read_text().count("Start `flwr-clientapp`")
+    until(lambda: log.read_text().count("Start `flwr-clientapp`") > before, 60, "a new message")
+    return max(until(lambda: named(federation.running[name].pid, "flwr-clientapp"), 20, "its process"))
+
+
 def missing(node, lost, asked, reply):
     t = json.loads(asked.content["fedsap"]["record"]).get("round")
     return Error(5, "gone") if (t, node) in lost else reply
@@ -125,7 +132,7 @@ def test_kill_nine_of_superlink_and_server_then_resume(tmp_path, secure):
     out = tmp_path / "out" / "fedsap-5"
     run = secure.run(tmp_path / "out", *typed(words, "fedsap"))
     until(lambda: (out / "metrics.jsonl").exists() and rows(out), 120, "round 1")
-    until(lambda: named(secure.running["n1"].pid, "flwr-clientapp"), 60, "an app at work")
+    at_work(secure, "n1")
     secure.end("superlink", signal.SIGKILL)
     assert run.wait(90) == 1
     secure.superlink()
