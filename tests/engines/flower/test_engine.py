@@ -1,7 +1,9 @@
 """The real apps of server and nodes on a Grid in this process."""
 
+import importlib.util
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -417,3 +419,25 @@ def test_a_node_that_cannot_take_part_says_why_and_the_others_go_on(tmp_path, ca
     serve(grid, tmp_path / "out", method="fedsap", set=f"{OWN} partition.clients=2 train.rounds=1", seed="5")
     assert why in capsys.readouterr().out
     assert rows(tmp_path / "out" / "fedsap-5")[0]["clients"] == [0]
+
+
+def test_cnn_and_resnet_meet_in_one_federation(tmp_path):
+    """The example's configurations, with its images."""
+    example = Path(__file__).parents[3] / "examples" / "heterogeneous"
+    spec = importlib.util.spec_from_file_location("heterogeneous", example / "run.py")
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+    for number, (name, (classes, _)) in enumerate(run.NODES.items()):
+        run.images(tmp_path / name, classes, 60 * number, 8)
+    nodes = own(tmp_path, 1, "clinic") | own(tmp_path, 2, "hospital", config=str(example / "strong.toml"))
+    words = "flower.wait=0.5 train.rounds=2 eval.per_class=2"
+    serve(ProcessGrid(nodes), tmp_path / "out", config=str(example / "federation.toml"), set=words, seed="5")
+    told = rows(tmp_path / "out" / "fedsap-5")
+    assert [row["clients"] for row in told] == [[0, 1], [0, 1]]
+    assert all(v > 0 for v in told[1]["loss"]["proxy"])
+    states = {p.parent.name: load_file(p) for p in (tmp_path / "store").rglob("round-000002.safetensors")}
+    assert any("layer4" in name for name in states["client-0001"])
+    assert {states[c]["state/model/project.weight"].shape[0] for c in states} == {64}
+    assert json.loads((tmp_path / "out" / "fedsap-5" / "environment.json").read_text())["classes"] == [
+        f"digit-{i}" for i in range(10)
+    ]
