@@ -13,6 +13,7 @@ from fedsap.engines.simulate import CLIENTS
 from fedsap.errors import UserError
 from fedsap.message import Message, expand, restore
 from fedsap.methods.method import State, Task
+from fedsap.models.network import Weights
 from fedsap.runs import Row, read_json
 from fedsap.saved import Model, judged, made_method, made_network
 
@@ -37,7 +38,7 @@ def of_run(folder: Path, number: int | None, *, own_code: bool = False) -> Model
     network = made_network(config.model, classes, look.shape, str(folder), own_code)
     found, server, done = _checkpoint(folder / "checkpoint.safetensors", number)
     task = Task(network, len(classes), len(owned), config.train.rounds)
-    state = {name: found.get(name, {}) for name in method.init(task, torch.Generator())}  # some sets may be empty
+    state = dict.fromkeys(method.init(task, torch.Generator()), Weights()) | found  # a set may be without tensors
     down = expand(method.broadcast(server, done + 1), 1)
     down |= method.address(server, done + 1, torch.tensor([number]))
     return judged(
