@@ -453,6 +453,90 @@ def doctor() -> None:
             typer.echo(f"  {name}: not found")
 
 
+Client = Annotated[int | None, typer.Option("--client", help="Whose model, where MODEL is a run's folder.")]
+OwnCode = Annotated[
+    bool, typer.Option("--own-code", help="Import the method or network that the model names, if not fedsap's.")
+]
+
+
+@app.command()
+@_mending
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or a file of fedsap export.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.")],
+    client: Client = None,
+    by: Annotated[str, typer.Option("--by", help="head, proto (nearest prototype by L2) or cos (by cosine).")] = "head",
+    classes: Annotated[str, typer.Option("--classes", help="Choose among the client's own classes, or all.")] = "own",
+    out: Annotated[Path | None, typer.Option("--out", help="Write the CSV to this file.")] = None,
+    as_json: Json = False,
+    own_code: OwnCode = False,
+) -> None:
+    """Say the class of images by one client's trained model, as CSV: class, score, next best class, and by how much.
+
+    A file that cannot be read costs a line on standard error, and exit status 1 in the end.
+    """
+    from fedsap.answers import answer
+
+    _place(out)
+    if answer(_model(model, client, own_code), images, by, classes, out, as_json, _complain):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_mending
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or a file of fedsap export.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: .safetensors or .onnx.")],
+    client: Client = None,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="safetensors or onnx; unset: as the name of --out ends.")
+    ] = None,
+    check: Annotated[
+        list[Path] | None, typer.Option("--check", help="onnx: compare on these images; unset: test images.")
+    ] = None,
+    data: DataRoot = None,
+    own_code: OwnCode = False,
+) -> None:
+    """Write one client's trained model to one file: for fedsap predict, or as ONNX for other programs."""
+    kind = kind or out.suffix.removeprefix(".")
+    if kind not in ("safetensors", "onnx"):
+        raise UserError(f"--format: got '{kind}', takes safetensors or onnx")
+    _place(out)
+    found = _model(model, client, own_code)
+    if kind == "onnx":
+        from fedsap.export import OPSET, TOLERANCE, proof, write_onnx
+
+        shown = proof(found, check or [], data)
+        apart = write_onnx(out, found, shown)
+        said = f", opset {OPSET}, on {len(shown)} images at most {apart:.1e} from fedsap's (tolerance {TOLERANCE:.0e})"
+    else:
+        from fedsap.saved import save_model
+
+        save_model(out, found)
+        said = ""
+    about = ", ".join(f"{key} {value}" for key, value in found.about.items())
+    typer.echo(f"{kind}: {out}, {out.stat().st_size / 1e3:.1f} kB ({about}){said}")
+
+
+def _place(out: Path | None) -> None:
+    """Complains of a file to write that has no place to be."""
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UserError(f"--out: got {out}, takes a file in a folder that is there")
+
+
+def _model(path: Path, client: int | None, own_code: bool) -> Any:
+    """The model in a file or of a run's client."""
+    from fedsap.from_run import of_run
+    from fedsap.saved import load_model
+
+    if not path.is_file():
+        return of_run(path, client, own_code=own_code)
+    found = load_model(path, own_code=own_code)
+    if client not in (None, found.about.get("client")):
+        raise UserError(f"--client: got {client}, but {path} holds client {found.about.get('client')}; leave it out")
+    return found
+
+
 def main() -> None:
     """Entry point."""
     try:

@@ -424,6 +424,7 @@ def _environment(federation: Federation[Clients]) -> Row:
         "threads": torch.get_num_threads(),
         "command": sys.argv,
         "classes": list(federation.classes),
+        "method": "{0.__module__}:{0.__qualname__}".format(type(federation.method)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

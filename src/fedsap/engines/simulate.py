@@ -21,6 +21,8 @@ from fedsap.training.record import Graphs
 from fedsap.training.rounds import Ask, Judge, Replies
 from fedsap.training.streams import generator
 
+CLIENTS = "clients"  # in `Simulation.kept`: the client of each row
+
 
 @dataclass
 class Simulation:
@@ -241,13 +243,21 @@ class Simulation:
         return {f"gradient {k}": torch.cat([p[k] for p in parts]).cpu() for k in parts[0]}
 
     def kept(self, seed: int) -> dict[str, Tensor]:
-        """The state of a federation's clients, in the order of their rows."""
+        """The state of a federation's clients, in the order of their rows, and who they are."""
         rows = self.rows_of(seed)
         sets = [(f"{kind}/{name}", weights) for kind, some in self._held().items() for name, weights in some.items()]
-        return {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+        found = {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+        return found | {CLIENTS: self._clients(seed)}
+
+    def _clients(self, seed: int) -> Tensor:
+        return torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
 
     def take_back(self, seed: int, name: str, value: Tensor) -> None:
         """Puts one of the tensors of `kept` where it belongs."""
+        if name == CLIENTS:
+            if not torch.equal(value, self._clients(seed)):
+                raise ValueError("its clients are in another order")
+            return
         kind, which, weight = name.split("/", 2)
         place, rows = self._held()[kind][which][weight], self.rows_of(seed)
         if value.shape != place[rows].shape:
@@ -266,7 +276,7 @@ class Simulation:
 
     def _in_order(self, seed: int, found: Scores, bank: PerClass | None, norms: Mapping[str, Tensor]) -> Scores:
         """Scores of a federation in the order of its clients' ids, not of the stack's rows."""
-        clients = torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
+        clients = self._clients(seed)
         kept = found.kept and replace(found.kept, client=clients.to(self._device)[found.kept.client], bank=bank)
         back = torch.argsort(clients)
         noted = found.noted | {k: v[self.rows_of(seed).cpu()] for k, v in norms.items()}
