@@ -33,7 +33,7 @@ from fedsap.engines.flower.protocol import (
     written,
 )
 from fedsap.engines.flower.store import Store
-from fedsap.engines.simulate import Simulation
+from fedsap.engines.simulate import CLIENTS, Simulation
 from fedsap.errors import UserError
 from fedsap.evaluate import MEASURES, Scores
 from fedsap.federation import build_federation, dataset, split
@@ -235,12 +235,14 @@ def _take_back(clients: Simulation, seed: int, states: Mapping[int, Mapping[str,
         return
     order = [key.client for key in clients.stack.keys]
     for name, fresh in clients.kept(seed).items():
+        if name == CLIENTS:
+            continue
         rows = [states[c].get(name, fresh[i]) if states[c] else fresh[i] for i, c in enumerate(order)]
         clients.take_back(seed, name, torch.stack([row.to(fresh) for row in rows]))
 
 
 def _keep(store: Store, clients: Simulation, seed: int, trained: Sequence[int], t: int) -> None:
-    kept = {name: value.cpu() for name, value in clients.kept(seed).items()}
+    kept = {name: value.cpu() for name, value in clients.kept(seed).items() if name != CLIENTS}
     for row, key in enumerate(clients.stack.keys):
         if key.client in trained:
             store.save(key.client, t, {name: value[row] for name, value in kept.items()})
