@@ -537,6 +537,83 @@ def _model(path: Path, client: int | None, own_code: bool) -> Any:
     return found
 
 
+@app.command()
+@_mending
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are written; nothing is overwritten.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address of the server for nodes; may be repeated.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="A node's name; may be repeated.")] = None,
+) -> None:
+    """Make a certificate authority with the server's certificate, and a key pair for each node of a federation."""
+    from fedsap.deploy.certificates import write
+
+    for path in write(folder, host or [], node or []):
+        typer.echo(str(path))
+    for name in node or []:
+        typer.echo(f"flwr supernode register {folder / 'nodes' / name}.pub fedsap --name {name}")
+
+
+Ca = Annotated[Path | None, typer.Option("--ca", help="Certificate of the authority, in PEM.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys; for a trial on one machine.")]
+
+
+@app.command()
+@_mending
+def server(
+    host: Annotated[str, typer.Option("--host", help="Address of this machine alone; a proxy lets nodes in.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    ca: Ca = None,
+    cert: Annotated[Path | None, typer.Option("--cert", help="The server's certificate, in PEM.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The key of --cert, in PEM.")] = None,
+    database: Annotated[
+        Path | None, typer.Option("--database", help="File that keeps nodes and runs; by default in the user's data.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Start Flower's SuperLink: with TLS and node keys, closed to other machines, sending nothing to anybody."""
+    from fedsap.deploy import need_flower
+    from fedsap.deploy.start import become, server_arguments
+
+    need_flower("server")
+    become("flower-superlink", server_arguments(host, port, ca, cert, key, database, insecure))
+
+
+@app.command()
+@_mending
+def node(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the federation calls this node.")],
+    superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the server is reached.")],
+    ca: Ca = None,
+    key: Annotated[Path | None, typer.Option("--key", help="This node's private key.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of this node's data.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Folder for its models; by default in the user's data.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="NODE.toml", help="This node's own keys: data, model, train.")
+    ] = None,
+    client_port: Annotated[
+        int, typer.Option("--client-port", min=1, max=65535, help="On 127.0.0.1; another for each node of a machine.")
+    ] = 9094,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="Hold part I of N of a known data set, not own data.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Start Flower's SuperNode: this machine's part in a federation, which keeps its data and its models."""
+    from fedsap.deploy import need_flower
+    from fedsap.deploy.start import become, node_arguments
+
+    need_flower("node")
+    become(
+        "flower-supernode", node_arguments(name, superlink, ca, key, data, store, config, client_port, insecure, part)
+    )
+
+
 def main() -> None:
     """Entry point."""
     try:

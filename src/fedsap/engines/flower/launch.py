@@ -1,7 +1,6 @@
 """`fedsap run --engine flower`: hands runs to a SuperLink, of its own for a simulation, and watches their folders."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -19,19 +18,13 @@ from typing import Any
 import torch
 
 from fedsap.config import Config
+from fedsap.deploy import need_flower
+from fedsap.deploy.start import environment as environment_of
 from fedsap.errors import UserError
 from fedsap.runs import Row, Run, Stopped, read_json
 
 STATUS = "flower.json"
 LOG = "flower.log"
-_TOOLS = Path(sys.executable).parent  # where this environment has its commands
-QUIET = {  # Flower and Ray report home, look for updates and install an app's dependencies anew, unless told not to
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 APP = """[project]
 name = "fedsap-run"
 version = "1.0.0"
@@ -58,12 +51,6 @@ class SuperLink:
     ca: Path | None = None
 
 
-def needed(what: str = "engine") -> None:
-    """Complains if Flower is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise UserError(f"{what}: flower takes the package flwr; pip install 'fedsap[flower]' brings it")
-
-
 def play(
     runs: Sequence[Run],
     layer: Mapping[str, Any],
@@ -76,7 +63,7 @@ def play(
 ) -> None:
     """Has the runs played on Flower, and passes on what appears in their folders. They are written where the SuperLink
     is: this is meant for the same machine."""
-    needed()
+    need_flower("--engine flower")
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STATUS, "stop"):
@@ -90,8 +77,9 @@ def play(
     asked = {"job": json.dumps(job), "out": str(folder), "resume": resume, "store": str(folder / "nodes")}
     with tempfile.TemporaryDirectory(prefix="fedsap-flower-") as scratch, contextlib.ExitStack() as stack:
         home = Path(scratch)
-        environment = os.environ | QUIET | {"FLWR_HOME": str(home / "flwr")}
-        environment |= {k: _first(v, os.environ.get(k)) for k, v in (("PATH", _TOOLS), ("PYTHONPATH", Path.cwd()))}
+        path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])  # the user's methods and networks
+        mine = {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": path}
+        environment = environment_of(os.environ, Path(sys.executable).parent) | mine
         log = stack.enter_context((folder / LOG).open("ab"))
         simulated = superlink is None
         where = superlink or stack.enter_context(_own_superlink(environment, log))
@@ -215,9 +203,3 @@ def _nodes(config: Config) -> str:
     if torch.cuda.is_available() and config.device != "cpu":
         words.append(f"client-resources-num-gpus={1 / max(1, min(nodes, os.cpu_count() or 1)):.4f}")
     return " ".join(words)
-
-
-def _first(folder: Path, others: str | None) -> str:
-    """A search path that begins with the folder: Flower's commands call each other by name, and the user's own methods
-    and networks are modules in the current folder."""
-    return os.pathsep.join([str(folder), *filter(None, [others])])
