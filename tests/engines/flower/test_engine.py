@@ -15,8 +15,10 @@ from safetensors.torch import load, load_file, save
 
 from fedsap.engines.flower.post import FORMAT
 from fedsap.errors import UserError
+from fedsap.from_run import of_run
 from fedsap.methods import METHODS
 from fedsap.runs import Stopped
+from fedsap.saved import load_model
 from flowergrid import Node, ProcessGrid, parts, plain, rows, same, serve
 
 SMALL = "train.rounds=3 partition.clients=4 eval.every=1 flower.wait=0.5 flower.timeout=20"
@@ -58,6 +60,22 @@ def test_a_node_is_asked_once_in_a_round(tmp_path):
     grid = ProcessGrid(parts(2, tmp_path / "nodes"))
     serve(grid, tmp_path, method="fedsap", set=SMALL, seed="5")
     assert [node.messages for node in grid.nodes.values()] == [1 + 3 + 1] * 2  # who it is, rounds, the last evaluation
+
+
+@pytest.mark.parametrize("method", ["fedsap", "fednh", "apfl", "moon"])
+def test_each_node_has_its_clients_models_at_the_end(tmp_path, method):
+    """The same weights, and so the same answers, as the model out of the run in one process."""
+    serve(ProcessGrid(parts(2, tmp_path / "nodes")), tmp_path, method=method, set=SMALL, seed="5")
+    folder = plain(tmp_path, method, SMALL).folder
+    x = torch.linspace(-1, 1, 64).view(1, 8, 8, 1)
+    for client in range(4):
+        (path,) = (tmp_path / "nodes").rglob(f"client-{client:04d}/model.safetensors")
+        there, here = load_model(path), of_run(folder, client)
+        for mine, other in ((there.weights, here.weights), *((w, here.state[n]) for n, w in there.state.items())):
+            assert all(torch.equal(v, other[k]) for k, v in mine.items())
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(there(x), here(x), strict=True))
+        assert (there.owned, there.classes) == (here.owned, here.classes)
+        assert there.bank is here.bank is None or torch.equal(there.bank.values, here.bank.values)
 
 
 # --- what leaves a node

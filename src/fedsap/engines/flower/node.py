@@ -19,6 +19,7 @@ from fedsap.data import Dataset
 from fedsap.data.partition import Partition
 from fedsap.data.unlabelled import with_pools
 from fedsap.engines.flower.agree import renumbered
+from fedsap.engines.flower.finished import save_models
 from fedsap.engines.flower.protocol import (
     Answer,
     Figures,
@@ -138,6 +139,9 @@ def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, by
             config.seed
         ]
         figures = _figures(found, known=job.told != "none")
+        if job.kind == "judge" and job.round > config.rounds:
+            known = bank if job.told != "none" else None
+            save_models(store.folder, clients, config, tuple(job.classes), down, rows, known, job.round - 1)
     did: list[int] = mine if job.kind == "judge" else []
     reply: Message = {}
     terms: dict[str, list[float]] = {}
