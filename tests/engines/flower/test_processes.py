@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from functools import partial
 
 import pytest
@@ -107,7 +108,9 @@ def at_work(federation, name):
     before, pid = log.read_text().count("Start `flwr-clientapp`"), federation.running[name].pid
     old = set(named(pid, "flwr-clientapp"))  # they may take their time to end
     until(lambda: log.read_text().count("Start `flwr-clientapp`") > before, 60, "a new message")
-    return max(until(lambda: set(named(pid, "flwr-clientapp")) - old, 20, "its process"))
+    new = max(until(lambda: set(named(pid, "flwr-clientapp")) - old, 20, "its process"))
+    time.sleep(1)  # one that has not fetched its task yet would be started again, and nothing lost
+    return new
 
 
 def missing(node, lost, asked, reply):
