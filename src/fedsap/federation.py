@@ -137,7 +137,7 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
     )
     task = Task(
         network, len(data.classes), parts[config.seed].clients, config.train.rounds,
-        config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0,
+        config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0, config.pool_rounds,
     )  # fmt: skip
     test = Images.of(judged, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
