@@ -168,15 +168,17 @@ def pseudo(
         1/N sum_{u counted} -log softmax(z_u)[c_u]
 
     N is the number of all samples, or of those that count; 0 if there are none. With `classes`, the softmax runs over
-    those only. logits z: [Q, U, C], labels c: [Q, U] (-1: none, and does not count), counted: bool [Q, U] -> [Q]
+    those only, and a sample with another label does not count.
+    logits z: [Q, U, C], labels c: [Q, U] (-1: none, and does not count), counted: bool [Q, U] -> [Q]
 
     >>> z, labels, counted = torch.zeros(1, 2, 4), torch.tensor([[3, 1]]), torch.tensor([[True, False]])
     >>> [round(pseudo(z, labels, counted, None, over).item(), 3) for over in ("all", "counted")]
     [0.693, 1.386]
     """
+    counted = counted & (labels >= 0)
     if classes is not None:
         logits = logits.masked_fill(~classes[:, None, :], FAR)
-    counted = counted & (labels >= 0)
+        counted = counted & classes.gather(1, labels.clamp(min=0))
     each = F.cross_entropy(logits.flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none").view(labels.shape)
     of = torch.ones_like(counted) if over == "all" else counted
     return torch.where(counted, each, 0.0).sum(1) / of.sum(1).clamp(min=1)
