@@ -119,7 +119,10 @@ class ProtoFSSL(FedAvg):
         bank = combine_replies(replies, self.bank(server))
         chosen = torch.randperm(len(t.clients), generator=t.generator)[: self.helpers].tolist()
         for i in range(min(self.helpers, task.clients)):  # always as many: the mean stands for who is away
-            made[f"helper {i}"] = PerClass(sent.values[chosen[i]], sent.mask[chosen[i]]) if i < len(chosen) else bank
+            values, mask = (
+                (sent.values[chosen[i]], sent.mask[chosen[i]]) if i < len(chosen) else (bank.values, bank.mask)
+            )
+            made[f"helper {i}"] = PerClass(values.clone(), mask.clone())
         return made | {"bank": bank}
 
     def bank(self, server: Message) -> PerClass | None:
