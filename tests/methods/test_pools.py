@@ -88,6 +88,18 @@ def test_every_term_is_at_work_in_rounds_with_a_pool(name):
     assert 0 < float(last.figures["accepted"].mean()) <= 1
 
 
+@every
+def test_statistics_may_stay_with_the_clients(name):
+    simulation, *_ = pooled.federation(
+        replace(EVERY[name], statistics=False), "resnet18", (9, 17), lr=0.002, rounds=1, more=2
+    )
+    *_, last = played(simulation, every=9)
+    assert all(torch.isfinite(v).all() for v in last.terms.values())
+    assert not [k for k in last.server if k.startswith(("model/", "sent/")) and "running" in k]
+    one, other = simulation.state["model"]["bn1.running_mean"]
+    assert not torch.allclose(one, other)
+
+
 def server_of(method, more=0):
     """The shared weights after two rounds, and `more` with a pool."""
     simulation, *_ = pooled.federation(method, rounds=2, more=more)

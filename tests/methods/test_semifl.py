@@ -45,13 +45,14 @@ def test_rounds_are_those_of_the_slow_loop(network, sizes, sure, options):
                 pooled.check_report(outcome, q, pool, said)
                 fix = [i for i, (_, ok) in enumerate(said) if ok]
                 seen += [ok for _, ok in said]
-                streams = pooled.epoch(pool, q, t, 0, len(y), fix, range(len(said)), draw=method.draw)
-                for _, one, other, share in streams:
+                fed = (fix, range(len(said))) if method.mix else (fix,)
+                for _, one, *rest in pooled.epoch(pool, q, t, 0, len(y), *fed, draw=method.draw):
                     terms = {}
                     if method.fix:
                         z = model.train()(one.strong)[1]
                         terms["fix"] = method.fix * over(z, [said[i][0] for i in one.places], one.places)
                     if method.mix:
+                        other, share = rest
                         z = model.train()(share * one.weak + (1 - share) * other.weak)[1]
                         first, second = ([said[i][0] for i in v.places] for v in (one, other))
                         both = share * over(z, first, one.places) + (1 - share) * over(z, second, one.places)

@@ -49,7 +49,7 @@ class SemiFL(FedAvg):
     def choose(self, start: Start) -> Choice:
         found = start.of_pool(self.guess)
         accepted = (found["p"] >= self.confidence) & start.valid
-        return Choice(found["label"], accepted, other=start.valid)
+        return Choice(found["label"], accepted, other=start.valid if self.mix else None)
 
     def guess(self, seen: Seen) -> dict[str, Tensor]:
         """c_u and p_u of some samples."""
@@ -66,12 +66,11 @@ class SemiFL(FedAvg):
         """The two terms of the pool, [Q] each."""
         pool, model, classes = step.pool, step.state["model"], step.owned if self.ce == "own" else None
         assert pool is not None
-        assert pool.other is not None
         terms = {}
         if self.fix:
             z = step.forward(model, pool.strong()).logits
             terms["fix"] = self.fix * losses.pseudo(z, pool.labels, pool.valid, classes, "counted")
-        if self.mix:
+        if pool.other is not None:
             one, other, share = pool.weak(), pool.other.weak(), pool.drawn["share"]
             part = share.view(-1, 1, 1, 1, 1)
             z = step.forward(model, View(part * one.x + (1 - part) * other.x, one.noise)).logits
