@@ -132,6 +132,19 @@ def _following(track: list[str], console: Console, group: Sequence[Any] = ()) ->
         yield hear
 
 
+def _aside(configs: Sequence[Config]) -> Iterator[str]:
+    """What is to be said of methods and unlabelled samples before a run."""
+    from fedsap.methods import METHODS
+
+    mine = dict.fromkeys(c.method["name"] for c in configs)
+    idle = [name for name in mine if not METHODS[name].uses_pool]
+    if configs[0].unlabelled.size and idle:
+        yield f"without a use for unlabelled samples, trained on the labelled ones: {', '.join(idle)}"
+    needy = [name for name, m in METHODS.items() if m.needs_pool]
+    if set(mine) == METHODS.keys() - needy:  # what `all` has come to
+        yield f"left out, because they need unlabelled samples (unlabelled.size): {', '.join(needy)}"
+
+
 @app.command()
 @_mending
 def run(
@@ -166,7 +179,6 @@ def run(
     from fedsap.collect import collect
     from fedsap.continued import take_over
     from fedsap.federation import build_federation, dataset
-    from fedsap.methods import METHODS
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import check
@@ -185,8 +197,8 @@ def run(
     runs = [Run(folder / f"{c.method['name']}-{c.seed}", c) for c in configs]
     for one in runs:
         one.check(resume)
-    for name in {c.method["name"] for c in configs if c.unlabelled.size and not METHODS[c.method["name"]].uses_pool}:
-        console.print(f"{name} has no use for unlabelled samples; it trains on the labelled ones", highlight=False)
+    for line in _aside(configs):
+        console.print(line, highlight=False, soft_wrap=True)
     try:
         with _interrupts(console) as stop:
             if on_flower:
@@ -302,10 +314,12 @@ def list_(
 
     table = Table(show_header=True, box=None, pad_edge=False)
     if what == "methods":
-        for name in ("method", "", "paper", "sends"):
+        for name in ("method", "", "paper", "unlabelled", "sends"):
             table.add_column(name)
         for m in METHODS.values():
-            table.add_row(m.name, m.title, m.paper, m.sends)
+            table.add_row(
+                m.name, m.title, m.paper, "needed" if m.needs_pool else "used" if m.uses_pool else "", m.sends
+            )
     elif what in ("datasets", "models"):
         table.add_column(what[:-1])
         table.add_column("")

@@ -287,6 +287,7 @@ def merged(*layers: Mapping[str, Any]) -> Layer:
 def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Config]:
     """One configuration per method and seed, from what the user gave; raises UserError for the first thing wrong.
 
+    `all` stands for every method, without unlabelled samples for every one that does not need them.
     `[method]` may name options of any of the methods that run, and `[method.fedproto]` options of one of them.
     """
     known = [*TOP, *SECTIONS, "method"]
@@ -299,7 +300,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     _table(user, "method")
     given = user.get("method", {})
     wanted = [named(name) for name in list(methods) or _names(given.get("name", "fedsap"))]
-    wanted = list(METHODS) if wanted == ["all"] else wanted
+    everything = wanted == ["all"]
+    wanted = list(METHODS) if everything else wanted
     for name in wanted:
         _known(name, METHODS, "method.name=", what="method")
     _check_options({k: v for k, v in given.items() if k != "name"}, wanted)
@@ -319,6 +321,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
         raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")
+    if everything and not base.get("unlabelled", {}).get("size"):
+        wanted = [name for name in wanted if not METHODS[name].needs_pool]
     return [_one(base, given, name, seed) for name in dict.fromkeys(wanted) for seed in all_seeds]
 
 
@@ -335,6 +339,11 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
         raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to the last one ({config.rounds})")
     if config.engine == "flower" and config.eval.snapshots:
         raise UserError("eval.snapshots: embeddings and images do not leave Flower's nodes; takes [] with this engine")
+    if METHODS[name].needs_pool and not config.unlabelled.size:
+        raise UserError(
+            f"unlabelled.size: got 0, and method.name={name} needs unlabelled samples; takes how many each client has, "
+            "such as 60"
+        )
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")

@@ -160,7 +160,8 @@ def build_network(config: Config, classes: int, shape: tuple[int, int, int]) -> 
 
 def task_of(config: Config, network: Network, clients: int, pool: int) -> Task:
     """What is known before the first round, of a federation whose largest pool has `pool` samples."""
-    return Task(network, network.classes, clients, config.train.rounds, config.rounds - config.train.rounds, pool)
+    more = config.rounds - config.train.rounds
+    return Task(network, network.classes, clients, config.train.rounds, more, pool, config.pool_rounds)
 
 
 def rules(config: Config) -> tuple[Presence, Judge]:
