@@ -23,7 +23,6 @@ OFF = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     # Else Flower makes a new environment from the network for every run, torch with CUDA included.
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """What Flower does unasked, and does not here unless the environment says otherwise."""

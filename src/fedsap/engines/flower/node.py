@@ -155,7 +155,7 @@ def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, by
         terms = {k: v.tolist() for k, v in said.terms.items()}
         pool = {k: floats(v) for k, v in said.figures.items()}
         if all(bool(torch.isfinite(v).all()) for v in said.terms.values()):
-            _keep(store, clients, config.seed, did, job.round)
+            _keep(store, clients, config.seed, did, job)
     tensors: dict[str, Tensor] = {}
     for i, client in enumerate(did):
         tensors |= packed_for(str(client), select(reply, torch.tensor(i)))
@@ -245,11 +245,13 @@ def _take_back(clients: Simulation, seed: int, states: Mapping[int, Mapping[str,
         clients.take_back(seed, name, torch.stack([row.to(fresh) for row in rows]))
 
 
-def _keep(store: Store, clients: Simulation, seed: int, trained: Sequence[int], t: int) -> None:
+def _keep(store: Store, clients: Simulation, seed: int, trained: Sequence[int], job: Job) -> None:
+    since = dict(zip(job.clients, job.since, strict=True))
     kept = {name: value.cpu() for name, value in clients.kept(seed).items() if name != CLIENTS}
     for row, key in enumerate(clients.stack.keys):
         if key.client in trained:
-            store.save(key.client, t, {name: value[row] for name, value in kept.items()})
+            state = {name: value[row] for name, value in kept.items()}
+            store.save(key.client, job.round, state, since[key.client])
 
 
 def _rows(rows: Mapping[int, Message], clients: Sequence[int]) -> Message:
