@@ -66,7 +66,7 @@ def _alike(config: Config) -> Config:
         raise UserError(
             f"bench: times FedSAP with {', '.join(plain.NETWORKS)}; got {config.method['name']}, {config.model.name}"
         )
-    for key in ("resolution", "stem_stride", "embedding", "head_input", "head_scale"):
+    for key in ("resolution", "stem_stride", "embedding", "head_input", "head_scale", "dim"):
         if getattr(config.model, key) is not None:
             raise UserError(f"bench: the plain loop knows no model.{key}; leave it out")
     changes = {

@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,10 +61,13 @@ def _mending(command: Callable[P, None]) -> Callable[P, None]:
 def _configs(
     file: Path | None, pairs: list[str] | None, methods: list[str] | None, seeds: list[int] | None, data: Path | None
 ) -> list[Config]:
+    return resolve(_layer(file, pairs, data), methods or (), seeds or ())
+
+
+def _layer(file: Path | None, pairs: list[str] | None, data: Path | None) -> dict[str, Any]:
+    """What the user says, from all places."""
     layer = merged(read(file) if file else {}, assignments(pairs or []))
-    if data is not None:
-        layer = merged(layer, {"data": {"root": str(data)}})
-    return resolve(layer, methods or (), seeds or ())
+    return layer if data is None else merged(layer, {"data": {"root": str(data)}})
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -97,6 +100,51 @@ def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _following(track: list[str], console: Console, group: Sequence[Any] = ()) -> Iterator[Callable[[Any, Any], None]]:
+    """Shows rows as they come, of the runs of `group`, which go together, or of one run after another; and hands them
+    to trackers."""
+    from fedsap.track import Tracked
+
+    with ExitStack() as open_:
+        trackers: dict[Any, Any] = {}
+        shown: dict[Any, show.Progressing] = {}
+
+        def follow(some: Sequence[Any], done: int) -> None:
+            open_.close()  # one live display at a time
+            name, seeds = some[0].config.method["name"], ", ".join(str(one.config.seed) for one in some)
+            title = f"{name} seed{'s' if len(some) > 1 else ''} {seeds}"
+            progress = open_.enter_context(
+                show.Progressing(title, some[0].config.rounds, done, console, runs=len(some))
+            )
+            for one in some:
+                trackers[one] = open_.enter_context(Tracked(track, one.folder, one.config, one.rows()))
+                shown[one] = progress
+
+        def hear(one: Any, row: Any) -> None:
+            if one not in shown:
+                follow([one], row["round"] - 1)
+            shown[one](row)
+            trackers[one](row)
+
+        if group:
+            follow(group, min(len(one.rows()) for one in group))
+        yield hear
+
+
+def _aside(configs: Sequence[Config]) -> Iterator[str]:
+    """What is to be said of methods and unlabelled samples before a run."""
+    from fedsap.methods import METHODS
+
+    mine = dict.fromkeys(c.method["name"] for c in configs)
+    idle = [name for name in mine if not METHODS[name].uses_pool]
+    if configs[0].unlabelled.size and idle:
+        yield f"without a use for unlabelled samples, trained on the labelled ones: {', '.join(idle)}"
+    needy = [name for name, m in METHODS.items() if m.needs_pool]
+    if set(mine) == METHODS.keys() - needy:  # what `all` has come to
+        yield f"left out, because they need unlabelled samples (unlabelled.size): {', '.join(needy)}"
+
+
 @app.command()
 @_mending
 def run(
@@ -112,6 +160,16 @@ def run(
         typer.Option("--from", help="Begin the rounds with unlabelled samples from the finished runs here."),
     ] = None,
     track: Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="simulate, in this process; or flower. Short for --set engine=...")
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", metavar="HOST:PORT", help="Flower's SuperLink; without it, a simulation."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="The certificate that the SuperLink is known by; without it, no TLS.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train one or more methods, print their table and write a page of the results.
@@ -121,49 +179,47 @@ def run(
     from fedsap.collect import collect
     from fedsap.continued import take_over
     from fedsap.federation import build_federation, dataset
-    from fedsap.methods import METHODS
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
-    from fedsap.track import Tracked, check
+    from fedsap.track import check
 
     check(track or [])
     console = show.to_people()
-    configs = _configs(config, sets, method, seed, data)
+    sets = [*(sets or []), *([f"engine={engine}"] if engine else [])]
+    layer = _layer(config, sets, data)
+    configs = resolve(layer, method or (), seed or ())
+    on_flower = configs[0].engine == "flower"
+    if (superlink or ca) and not on_flower:
+        raise UserError("--superlink: is for the engine flower; takes --engine flower with it")
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; --out takes a folder")
     runs = [Run(folder / f"{c.method['name']}-{c.seed}", c) for c in configs]
     for one in runs:
         one.check(resume)
-    for name in {c.method["name"] for c in configs if c.unlabelled.size and not METHODS[c.method["name"]].uses_pool}:
-        console.print(f"{name} has no use for unlabelled samples; it trains on the labelled ones", highlight=False)
-    loaded = dataset(configs[0])
-    if origin is not None:
-        for one in runs:
-            take_over(one, [origin], loaded)
-    with _interrupts(console) as stop:
-        for group in together(runs):
-            configs_of = [one.config for one in group]
-            seeds = ", ".join(str(c.seed) for c in configs_of)
-            title = f"{configs_of[0].method['name']} seed{'s' if len(group) > 1 else ''} {seeds}"
-            rounds = configs_of[0].rounds
-            try:
-                with ExitStack() as open_:
-                    done = min(len(one.rows()) for one in group)
-                    progress = open_.enter_context(show.Progressing(title, rounds, done, console, len(group)))
-                    tracked = {
-                        one: open_.enter_context(Tracked(track or [], one.folder, one.config, one.rows()))
-                        for one in group
-                    }
+    for line in _aside(configs):
+        console.print(line, highlight=False, soft_wrap=True)
+    try:
+        with _interrupts(console) as stop:
+            if on_flower:
+                from fedsap.engines.flower.launch import SuperLink, play
 
-                    def hear(one: Run, row: Any, progress: Any = progress, tracked: Any = tracked) -> None:
-                        progress(row)
-                        tracked[one](row)
-
-                    execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
-            except Stopped as stopped:
-                console.print(f"{title}: {stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
-                raise typer.Exit(1) from None
+                if origin is not None:
+                    raise UserError("--from: that run's clients are not on Flower's nodes; takes engine simulate")
+                where = SuperLink(superlink, ca) if superlink else None
+                with _following(track or [], console) as hear:
+                    play(runs, layer, folder, superlink=where, resume=resume, hear=hear, stop=stop)
+            else:
+                loaded = dataset(configs[0])
+                for one in runs:
+                    if origin is not None:
+                        take_over(one, [origin], loaded)
+                for group in together(runs):
+                    with _following(track or [], console, group) as hear:
+                        execute_all(group, lambda c: build_federation(c, loaded), on_round=hear, stop=stop)
+    except Stopped as stopped:
+        console.print(f"{stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
     written = write_report([folder], folder, ("html",), _complain)
     if as_json:
@@ -258,10 +314,12 @@ def list_(
 
     table = Table(show_header=True, box=None, pad_edge=False)
     if what == "methods":
-        for name in ("method", "", "paper", "sends"):
+        for name in ("method", "", "paper", "unlabelled", "sends"):
             table.add_column(name)
         for m in METHODS.values():
-            table.add_row(m.name, m.title, m.paper, m.sends)
+            table.add_row(
+                m.name, m.title, m.paper, "needed" if m.needs_pool else "used" if m.uses_pool else "", m.sends
+            )
     elif what in ("datasets", "models"):
         table.add_column(what[:-1])
         table.add_column("")
@@ -409,6 +467,90 @@ def doctor() -> None:
             typer.echo(f"  {name}: not found")
 
 
+Client = Annotated[int | None, typer.Option("--client", help="Whose model, where MODEL is a run's folder.")]
+OwnCode = Annotated[
+    bool, typer.Option("--own-code", help="Import the method or network that the model names, if not fedsap's.")
+]
+
+
+@app.command()
+@_mending
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or a file of fedsap export.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.")],
+    client: Client = None,
+    by: Annotated[str, typer.Option("--by", help="head, proto (nearest prototype by L2) or cos (by cosine).")] = "head",
+    classes: Annotated[str, typer.Option("--classes", help="Choose among the client's own classes, or all.")] = "own",
+    out: Annotated[Path | None, typer.Option("--out", help="Write the CSV to this file.")] = None,
+    as_json: Json = False,
+    own_code: OwnCode = False,
+) -> None:
+    """Say the class of images by one client's trained model, as CSV: class, score, next best class, and by how much.
+
+    A file that cannot be read costs a line on standard error, and exit status 1 in the end.
+    """
+    from fedsap.answers import answer
+
+    _place(out)
+    if answer(_model(model, client, own_code), images, by, classes, out, as_json, _complain):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_mending
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or a file of fedsap export.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: .safetensors or .onnx.")],
+    client: Client = None,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="safetensors or onnx; unset: as the name of --out ends.")
+    ] = None,
+    check: Annotated[
+        list[Path] | None, typer.Option("--check", help="onnx: compare on these images; unset: test images.")
+    ] = None,
+    data: DataRoot = None,
+    own_code: OwnCode = False,
+) -> None:
+    """Write one client's trained model to one file: for fedsap predict, or as ONNX for other programs."""
+    kind = kind or out.suffix.removeprefix(".")
+    if kind not in ("safetensors", "onnx"):
+        raise UserError(f"--format: got '{kind}', takes safetensors or onnx")
+    _place(out)
+    found = _model(model, client, own_code)
+    if kind == "onnx":
+        from fedsap.export import OPSET, TOLERANCE, proof, write_onnx
+
+        shown = proof(found, check or [], data)
+        apart = write_onnx(out, found, shown)
+        said = f", opset {OPSET}, on {len(shown)} images at most {apart:.1e} from fedsap's (tolerance {TOLERANCE:.0e})"
+    else:
+        from fedsap.saved import save_model
+
+        save_model(out, found)
+        said = ""
+    about = ", ".join(f"{key} {value}" for key, value in found.about.items())
+    typer.echo(f"{kind}: {out}, {out.stat().st_size / 1e3:.1f} kB ({about}){said}")
+
+
+def _place(out: Path | None) -> None:
+    """Complains of a file to write that has no place to be."""
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UserError(f"--out: got {out}, takes a file in a folder that is there")
+
+
+def _model(path: Path, client: int | None, own_code: bool) -> Any:
+    """The model in a file or of a run's client."""
+    from fedsap.from_run import of_run
+    from fedsap.saved import load_model
+
+    if not path.is_file():
+        return of_run(path, client, own_code=own_code)
+    found = load_model(path, own_code=own_code)
+    if client not in (None, found.about.get("client")):
+        raise UserError(f"--client: got {client}, but {path} holds client {found.about.get('client')}; leave it out")
+    return found
+
+
 @app.command()
 @_mending
 def certificates(
@@ -471,6 +613,9 @@ def node(
     client_port: Annotated[
         int, typer.Option("--client-port", min=1, max=65535, help="On 127.0.0.1; another for each node of a machine.")
     ] = 9094,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="Hold part I of N of a known data set, not own data.")
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Start Flower's SuperNode: this machine's part in a federation, which keeps its data and its models."""
@@ -478,7 +623,9 @@ def node(
     from fedsap.deploy.start import become, node_arguments
 
     need_flower("node")
-    become("flower-supernode", node_arguments(name, superlink, ca, key, data, store, config, client_port, insecure))
+    become(
+        "flower-supernode", node_arguments(name, superlink, ca, key, data, store, config, client_port, insecure, part)
+    )
 
 
 def main() -> None:

@@ -101,6 +101,9 @@ class ModelKeys(Section):
     head_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="what head_input = cosine multiplies cosines by; unset: 16"
     )
+    dim: Count | None = Field(
+        None, description="d, the size of the embedding, by a linear layer after it; unset: the network's own"
+    )
 
 
 class TrainKeys(Section):
@@ -154,6 +157,26 @@ class EvalKeys(Section):
     snapshots: list[Count] = Field([], description="rounds whose embeddings are kept, such as [10, 50, 100]")
 
 
+class FlowerKeys(Section):
+    data: Literal["partition", "own"] = Field(
+        "partition", description="clients are parts of a data set, or each node is one, with all of its folder"
+    )
+    nodes: Annotated[int, Field(ge=0)] = Field(
+        0, description="nodes of a simulation, which share the clients; 0: one for each client"
+    )
+    least: Share = Field(
+        0.5, description="share of the clients that have to be there, and to answer, for a round to count"
+    )
+    wait: Rate = Field(300.0, description="seconds to wait for nodes: for all before round 1, for `least` later")
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1800.0, description="seconds after which a round goes on without those that have not answered"
+    )
+    longest: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e6, description="length of the longest vector that is accepted from a node"
+    )
+    classes: list[str] = Field([], description="all class names, where nodes' own are not to be trusted; empty: theirs")
+
+
 def pool_rounds(rounds: int, unlabelled: Mapping[str, Any]) -> range:
     """The rounds with unlabelled samples, from `train.rounds` and the keys of the section.
 
@@ -177,9 +200,12 @@ class Config(Section):
     method: dict[str, Any] = Field({"name": "fedsap"}, description="name, and the method's own options")
     train: TrainKeys = TrainKeys()
     eval: EvalKeys = EvalKeys()
+    flower: FlowerKeys = FlowerKeys()
     seed: Annotated[int, Field(ge=0)] = Field(1234, description="the run's seed")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
-    engine: Literal["simulate"] = Field("simulate", description="all clients in this process")
+    engine: Literal["simulate", "flower"] = Field(
+        "simulate", description="all clients in this process, or as nodes of Flower"
+    )
 
     @property
     def pool_rounds(self) -> range:
@@ -199,7 +225,7 @@ class Config(Section):
 
 SECTIONS: dict[str, type[Section]] = {
     "data": DataKeys, "partition": PartitionKeys, "unlabelled": UnlabelledKeys, "model": ModelKeys, "train": TrainKeys,
-    "eval": EvalKeys
+    "eval": EvalKeys, "flower": FlowerKeys
 }  # fmt: skip
 TOP = ("preset", "seeds", "device", "engine")
 
@@ -261,6 +287,7 @@ def merged(*layers: Mapping[str, Any]) -> Layer:
 def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Config]:
     """One configuration per method and seed, from what the user gave; raises UserError for the first thing wrong.
 
+    `all` stands for every method, without unlabelled samples for every one that does not need them.
     `[method]` may name options of any of the methods that run, and `[method.fedproto]` options of one of them.
     """
     known = [*TOP, *SECTIONS, "method"]
@@ -273,7 +300,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     _table(user, "method")
     given = user.get("method", {})
     wanted = [named(name) for name in list(methods) or _names(given.get("name", "fedsap"))]
-    wanted = list(METHODS) if wanted == ["all"] else wanted
+    everything = wanted == ["all"]
+    wanted = list(METHODS) if everything else wanted
     for name in wanted:
         _known(name, METHODS, "method.name=", what="method")
     _check_options({k: v for k, v in given.items() if k != "name"}, wanted)
@@ -293,6 +321,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
         raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")
+    if everything and not base.get("unlabelled", {}).get("size"):
+        wanted = [name for name in wanted if not METHODS[name].needs_pool]
     return [_one(base, given, name, seed) for name in dict.fromkeys(wanted) for seed in all_seeds]
 
 
@@ -303,17 +333,33 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
     layers = [preset, {k: v for k, v in given.items() if k in mine}, given.get(name, {})]
     method = validated_options(name, merged(*layers))
     content = {k: v for k, v in base.items() if k not in ("seeds", "method", "model")}
-    try:
-        config = Config.model_validate(content | {"model": model, "method": {"name": name} | method, "seed": seed})
-    except ValidationError as error:
-        raise _said(error, "") from None
+    config = checked(content | {"model": model, "method": {"name": name} | method, "seed": seed})
     late = [t for t in config.eval.snapshots if t > config.rounds]
     if late:
         raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to the last one ({config.rounds})")
+    if config.engine == "flower" and config.eval.snapshots:
+        raise UserError("eval.snapshots: embeddings and images do not leave Flower's nodes; takes [] with this engine")
+    if METHODS[name].needs_pool and not config.unlabelled.size:
+        raise UserError(
+            f"unlabelled.size: got 0, and method.name={name} needs unlabelled samples; takes how many each client has, "
+            "such as 60"
+        )
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")
     return config
+
+
+def checked(layer: Mapping[str, Any]) -> Config:
+    """One configuration from nested keys, methods' options and presets left as they are.
+
+    >>> checked({"train": {"rounds": 3}}).train.rounds
+    3
+    """
+    try:
+        return Config.model_validate(layer)
+    except ValidationError as error:
+        raise _said(error, "") from None
 
 
 def validated_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

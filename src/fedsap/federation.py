@@ -1,6 +1,6 @@
 """From a configuration and a data set to a federation that can be played."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +21,7 @@ from fedsap.errors import UserError
 from fedsap.memory import keep_freed
 from fedsap.methods import Method
 from fedsap.methods.method import Task
-from fedsap.models import build
+from fedsap.models import Network, build
 from fedsap.training.feed import Images, Key, Look, Pool
 from fedsap.training.local import Hyper, Stack
 from fedsap.training.rounds import Clients, Judge, Presence
@@ -93,22 +93,27 @@ def device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Simulation]:
-    """The clients of runs that differ in their seed only as one stack, with their initial weights, before round 1."""
+def build_federation(
+    configs: Sequence[Config],
+    data: Dataset,
+    *,
+    parts: Mapping[int, Partition] | None = None,
+    only: Collection[int] | None = None,
+) -> Federation[Simulation]:
+    """The clients of runs that differ in their seed only as one stack, with their initial weights, before round 1.
+
+    `parts` says who holds what, by seed, where it is not as `split` has it; `only` names the clients that are wanted.
+    """
     config = configs[0]
-    parts = {c.seed: split(c, data) for c in configs}
+    parts = {c.seed: split(c, data) for c in configs} if parts is None else parts
     where = device(config.device)
     if config.train.precision != "fp32" and where.type != "cuda":
         raise UserError(f"train.precision: got '{config.train.precision}', but the device is the CPU; takes fp32 there")
     keep_freed()
     method = config.made_method()
     shape = (int(data.train.images.shape[1]), int(data.train.images.shape[2]), int(data.train.images.shape[3]))
-    chosen = {k: v for k, v in config.model.model_dump().items() if k not in ("name", "weights") and v is not None}
-    weights = _weights(config)
-    if weights is not None:
-        chosen["weights"] = weights
-    network = build(config.model.name, classes=len(data.classes), shape=shape, **chosen)
-    keys = [Key(seed, client) for seed, one in parts.items() for client in range(one.clients)]
+    network = build_network(config, len(data.classes), shape)
+    keys = [Key(seed, q) for seed, one in parts.items() for q in range(one.clients) if only is None or q in only]
     judged = data.train if config.eval.split == "validation" else data.test
     among = np.flatnonzero(_set_aside(config, data)) if judged is data.train else np.arange(len(judged.labels))
     tests = {k: _tests(config, judged.labels, among, parts[k.seed].classes[k.client], k) for k in keys}
@@ -135,13 +140,32 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
         ),
         _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
     )
-    task = Task(
-        network, len(data.classes), parts[config.seed].clients, config.train.rounds,
-        config.rounds - config.train.rounds, stack.pool.size if stack.pool else 0,
-    )  # fmt: skip
+    largest = max((len(pool) for one in parts.values() for pool in one.pools), default=0)
+    task = task_of(config, network, parts[config.seed].clients, largest)
     test = Images.of(judged, [tests[k] for k in keys], where)
     clients = Simulation(stack, test, task, reset_momentum=config.train.reset_momentum, together=config.train.together)
-    presence = Presence(config.train.participation, config.train.failures)
+    return Federation(
+        config, parts, method, task, clients, *rules(config), data.classes, where, config.train.checkpoint, test.images
+    )
+
+
+def build_network(config: Config, classes: int, shape: tuple[int, int, int]) -> Network:
+    """The configured network, for images [H, W, C]."""
+    chosen = {k: v for k, v in config.model.model_dump().items() if k not in ("name", "weights") and v is not None}
+    weights = _weights(config)
+    if weights is not None:
+        chosen["weights"] = weights
+    return build(config.model.name, classes=classes, shape=shape, **chosen)
+
+
+def task_of(config: Config, network: Network, clients: int, pool: int) -> Task:
+    """What is known before the first round, of a federation whose largest pool has `pool` samples."""
+    more = config.rounds - config.train.rounds
+    return Task(network, network.classes, clients, config.train.rounds, more, pool, config.pool_rounds)
+
+
+def rules(config: Config) -> tuple[Presence, Judge]:
+    """Who takes part in a round, and how clients are evaluated."""
     judge = Judge(
         config.eval.every,
         config.eval.proto_classes,
@@ -150,9 +174,7 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
         config.eval.batch_statistics,
         config.eval.gradients,
     )
-    return Federation(
-        config, parts, method, task, clients, presence, judge, data.classes, where, config.train.checkpoint, test.images
-    )
+    return Presence(config.train.participation, config.train.failures), judge
 
 
 def _weights(config: Config) -> str | None:

@@ -59,13 +59,20 @@ def rows_at_once(stack: Stack, state: State, trained: set[str]) -> int:
     return max(1, int(0.7 * free(device) / (weights + 2 * batch)))
 
 
-def images_at_once(stack: Stack, state: State) -> int:
-    """How many images of every client can be evaluated at once: an eighth of what is free serves for it."""
+SOME = 20  # clients whose class means are taken at once on a CPU
+
+
+def images_at_once(stack: Stack, state: State, clients: int) -> int:
+    """How many images of so many clients can be looked at together, of each: an eighth of what is free serves for it.
+
+    On a CPU the number is the same up to `SOME` clients: sums run from chunk to chunk, and a client alone is to get the
+    same bits as in a stack.
+    """
     device = stack.owned.device
     if device.type != "cuda":
         height, width = stack.train.images.shape[1:3]
-        return max(1, 2**21 // (len(stack.keys) * int(height) * int(width)))
-    room = free(device) // 8 // (len(stack.keys) * activation_bytes(stack, state))
+        return max(1, 2**21 // (max(clients, SOME) * int(height) * int(width)))
+    room = free(device) // 8 // (clients * activation_bytes(stack, state))
     return int(min(max(1, room), 2**11))
 
 

@@ -7,6 +7,7 @@ metrics.jsonl     one line per round, appended as it ends
 checkpoint.safetensors   the state after some round; replaced in one step
 snapshots/        embeddings after the rounds that eval.snapshots names
 result.json       what the run came to, written at its end
+nodes.json        with engine = flower: the run's name for its nodes, who has which clients, the classes
 timing.json       seconds of this run by what they went into, since it was last taken up
 """
 
@@ -40,6 +41,7 @@ from fedsap.snapshots import save_snapshot
 from fedsap.training.rounds import Clients, Outcome, play_all
 
 Row = dict[str, Any]
+NODES = "nodes.json"
 Build = Callable[[Sequence[Config]], Federation[Clients]]
 
 
@@ -92,7 +94,7 @@ class Run:
         """Complains of a folder that holds something else, or that would be taken up without being asked to."""
         path = self.folder / "config.json"
         if not path.exists():
-            if self.folder.exists() and any(self.folder.iterdir()):
+            if self.folder.exists() and any(path.name != NODES for path in self.folder.iterdir()):
                 raise UserError(f"{self.folder}: holds other files and no run; choose another --out")
             return
         there, mine = flat(read_json(path)), flat(decisive(self.config))
@@ -380,9 +382,12 @@ def decisive(config: Config) -> Row:
     for key in ("checkpoint", "together"):
         content["train"].pop(key)
     content.pop("device")
+    content.pop("flower")
     for key in ("snapshots", "gradients"):  # what is looked at besides; runs without it are as they were before it
         if not content["eval"][key]:
             content["eval"].pop(key)
+    if content["model"]["dim"] is None:  # as before there was this key
+        content["model"].pop("dim")
     return content
 
 
@@ -419,6 +424,7 @@ def _environment(federation: Federation[Clients]) -> Row:
         "threads": torch.get_num_threads(),
         "command": sys.argv,
         "classes": list(federation.classes),
+        "method": "{0.__module__}:{0.__qualname__}".format(type(federation.method)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

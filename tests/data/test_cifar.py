@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from fedsap.data import load
+from fedsap.data import load, pixels
 from fedsap.errors import UserError
 
 NAMES = {10: [f"class {i}" for i in range(10)], 100: [f"class {i}" for i in range(100)]}
@@ -116,6 +116,7 @@ def test_cifar10_statistics(cifar10):
     dataset = load("cifar10", cifar10.parent)
     assert (dataset.mean, dataset.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert dataset.augment == "crop-flip"
+    assert dataset.pixels == pixels("cifar10", 64, 3)
 
 
 def test_cifar100(cifar100):

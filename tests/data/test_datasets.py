@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsap.data import DATASETS, load, search_path
+from fedsap.data import DATASETS, load, pixels, search_path
 from fedsap.errors import UserError
 
 
@@ -51,6 +51,10 @@ def test_digits_use_the_whole_range_and_say_how_it_is_spread():
     assert dataset.mean == (pytest.approx(pixels.mean(), abs=2e-3),)
     assert dataset.std == (pytest.approx(pixels.std(), abs=2e-3),)
     assert dataset.augment == "none"
+
+
+def test_pixels_of_digits_are_known_without_the_images():
+    assert pixels("digits", 64, 3) == load("digits").pixels
 
 
 def test_digits_are_the_same_every_time():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsap.data import load
+from fedsap.data import load, pixels
 from fedsap.errors import UserError
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -55,6 +55,7 @@ def pack(tree, prefix="by_class/"):
 
 def check(dataset):
     assert dataset.classes == tuple(CHARACTERS)
+    assert dataset.pixels == pixels("femnist", 64, 3)
     assert dataset.train.images.shape == (124, 128, 128, 1)
     assert dataset.test.images.shape == (62, 128, 128, 1)
     np.testing.assert_array_equal(dataset.train.images[:, 5, 7, 0], np.arange(124))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsap.data import load
+from fedsap.data import load, pixels
 from fedsap.errors import UserError
 
 
@@ -65,6 +65,7 @@ def test_size_and_grey(root):
     assert dataset.test.images.shape == (2, 16, 16, 1)
     assert dataset.test.images[0, 3, 3, 0] == 44
     assert (dataset.mean, dataset.std) == ((0.5,), (0.5,))
+    assert dataset.pixels == pixels("folder", 16, 1)
 
 
 def test_statistics(root):

@@ -222,3 +222,14 @@ def test_the_shipped_units_call_commands_that_there_are(unit):
     assert Path(program).name == "fedsap"
     read = get_command(app).commands[name].make_context(name, words).params
     assert (read["insecure"], str(read["ca"])) == (False, "/etc/fedsap/ca.crt")
+
+
+def test_a_part_of_a_known_data_set(tmp_path, port):
+    config = node_arguments("a", "127.0.0.1:8000", None, None, None, tmp_path, None, port, True, "1/4")[-1]
+    assert config.endswith(" partition-id=1 num-partitions=4")
+
+
+@pytest.mark.parametrize("part", ["4/4", "1", "a/b", "-1/4", ""])
+def test_a_part_that_cannot_be_is_said_to_be_none(tmp_path, port, part):
+    with pytest.raises(UserError, match="--part: got"):
+        node_arguments("a", "127.0.0.1:8000", None, None, None, tmp_path, None, port, True, part)

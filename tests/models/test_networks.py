@@ -1,6 +1,7 @@
 """Each network, stacked, against a plain torch.nn module per client: outputs, gradients, statistics, several steps."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,13 @@ from torch.testing import assert_close
 
 from fedsap.errors import UserError
 from fedsap.models import CNN, Features, Network, ResNet18, Small, Weights, build, count, stack
+
+NETWORKS = [
+    Small(5, (8, 8, 1)),
+    CNN(5, (20, 20, 1)),
+    ResNet18(5, (32, 32, 3)),
+]
+names = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: type(n).__name__)
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 Noise = Mapping[str, Tensor]
@@ -21,32 +29,42 @@ def head(e: Tensor, layer: nn.Linear, kind: str) -> Tensor:
     return layer(e / e.norm(dim=1, keepdim=True) if kind == "normalized" else e)
 
 
+def projected(width: int, dim: int | None) -> nn.Module:
+    return nn.Identity() if dim is None else nn.Linear(width, dim)
+
+
 class PlainSmall(nn.Module):
-    def __init__(self, classes: int, shape: tuple[int, int, int], embedding: str, head_input: str) -> None:
+    def __init__(
+        self, classes: int, shape: tuple[int, int, int], embedding: str, head_input: str, dim: int | None = None
+    ) -> None:
         super().__init__()
         height, width, channels = shape
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
         self.fc1 = nn.Linear(32 * (height // 4) * (width // 4), 64)
-        self.fc2 = nn.Linear(64, classes)
+        self.project = projected(64, dim)
+        self.fc2 = nn.Linear(dim or 64, classes)
         self.embedding, self.head_input = embedding, head_input
 
     def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         low = F.max_pool2d(F.relu(self.conv1(x)), 2)
         h = self.fc1(F.max_pool2d(F.relu(self.conv2(low)), 2).flatten(1))
-        h = h if self.embedding == "linear" else F.relu(h)
+        h = self.project(h if self.embedding == "linear" else F.relu(h))
         logits = head(h, self.fc2, self.head_input)
         return h / h.norm(dim=1, keepdim=True) if self.embedding == "unit" else h, logits, low.flatten(1)
 
 
 class PlainCNN(nn.Module):
-    def __init__(self, classes: int, shape: tuple[int, int, int], dropout: float, head_input: str) -> None:
+    def __init__(
+        self, classes: int, shape: tuple[int, int, int], dropout: float, head_input: str, dim: int | None = None
+    ) -> None:
         super().__init__()
         height, width = (((n - 2) // 2 - 4) // 2 for n in shape[:2])
         self.conv1 = nn.Conv2d(shape[2], 10, 3)
         self.conv2 = nn.Conv2d(10, 20, 5)
         self.fc1 = nn.Linear(20 * height * width, 50)
-        self.fc2 = nn.Linear(50, classes)
+        self.project = projected(50, dim)
+        self.fc2 = nn.Linear(dim or 50, classes)
         self.p, self.head_input = dropout, head_input
 
     def forward(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +73,7 @@ class PlainCNN(nn.Module):
         if self.training and self.p:
             x = x * (noise["conv2"] >= self.p)[:, :, None, None] / (1 - self.p)
         low = F.relu(F.max_pool2d(x, 2)).flatten(1)
-        h = F.relu(self.fc1(low))
+        h = self.project(F.relu(self.fc1(low)))
         read = h if self.head_input == "raw" else F.normalize(h)
         if self.training and self.p:
             read = read * (noise["fc1"] >= self.p) / (1 - self.p)
@@ -80,7 +98,13 @@ class PlainBlock(nn.Module):
 
 class PlainResNet18(nn.Module):
     def __init__(
-        self, classes: int, resolution: int | None = None, stem: int = 4, embedding: str = "relu", kind: str = "raw"
+        self,
+        classes: int,
+        resolution: int | None = None,
+        stem: int = 4,
+        embedding: str = "relu",
+        kind: str = "raw",
+        dim: int | None = None,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2 if stem == 4 else 1, 3, bias=False)
@@ -89,7 +113,8 @@ class PlainResNet18(nn.Module):
         self.layer2 = nn.Sequential(PlainBlock(64, 128, 2), PlainBlock(128, 128, 1))
         self.layer3 = nn.Sequential(PlainBlock(128, 256, 2), PlainBlock(256, 256, 1))
         self.layer4 = nn.Sequential(PlainBlock(256, 512, 2), PlainBlock(512, 512, 1))
-        self.fc = nn.Linear(512, classes)
+        self.project = projected(512, dim)
+        self.fc = nn.Linear(dim or 512, classes)
         self.resolution, self.stem, self.embedding, self.kind = resolution, stem, embedding, kind
 
     def forward(self, x: Tensor, _noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +126,7 @@ class PlainResNet18(nn.Module):
         x = self.layer4[0](self.layer3(self.layer2(low)))
         block = self.layer4[1]
         x = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + x
-        e = F.adaptive_avg_pool2d(x if self.embedding == "linear" else F.relu(x), 1).flatten(1)
+        e = self.project(F.adaptive_avg_pool2d(x if self.embedding == "linear" else F.relu(x), 1).flatten(1))
         return F.normalize(e) if self.embedding == "unit" else e, head(e, self.fc, self.kind), low.flatten(1)
 
 
@@ -205,6 +230,36 @@ def test_resnet18_in_other_readings(stem: int, embedding: str, kind: str) -> Non
     check(network, plain, (16, 16, 3), clients=1, batch=8, steps=2)
 
 
+@pytest.mark.parametrize(("embedding", "head_input"), [("relu", "raw"), ("linear", "cosine"), ("unit", "normalized")])
+def test_small_with_a_projection(embedding: str, head_input: str) -> None:
+    network = build("small", classes=5, shape=(8, 8, 1), head_input=head_input, embedding=embedding, dim=7)
+    assert network.dim == 7
+    check(network, lambda: PlainSmall(5, (8, 8, 1), embedding, head_input, 7), (8, 8, 1))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_cnn_with_a_projection(dropout: float) -> None:
+    network = build("cnn", classes=7, shape=(20, 18, 2), dropout=dropout, dim=64)
+    check(network, lambda: PlainCNN(7, (20, 18, 2), dropout, "raw", 64), (20, 18, 2))
+
+
+def test_resnet18_with_a_projection() -> None:
+    network = build("resnet18", classes=4, shape=(32, 32, 3), dim=50)
+    check(network, lambda: PlainResNet18(4, dim=50), (32, 32, 3), clients=2, batch=8, steps=2)
+
+
+@names
+def test_networks_meet_in_the_dimension_that_is_asked_for(network: Network) -> None:
+    other = replace(network, dim=33)
+    weights = other.init(Generator().manual_seed(0))
+    h = other(stack([weights]), torch.zeros(1, 2, *network.shape)).h
+    assert h.shape == (1, 2, 33)
+    assert set(weights) - set(network.init(Generator().manual_seed(0))) == {"project.weight", "project.bias"}
+    assert not {"project.weight", "project.bias"} & set(other.head_names)  # it belongs to the body
+    own = replace(network, dim=network.dim).init(Generator().manual_seed(0))
+    assert_close(own, network.init(Generator().manual_seed(0)), rtol=0, atol=0)
+
+
 def test_resnet18_on_its_live_taps_alone() -> None:
     network = ResNet18(classes=4, shape=(32, 32, 3))
     weights = stack([network.init(Generator().manual_seed(q)) for q in range(2)])
@@ -259,14 +314,6 @@ def test_dead_weights_of_resnet18_at_32() -> None:
     live = network.live(weights)
     assert sum(weights[k].numel() - live[k].numel() for k in weights) == 6_946_816
     assert all(live[k].data_ptr() >= weights[k].data_ptr() for k in weights)
-
-
-NETWORKS = [
-    Small(5, (8, 8, 1)),
-    CNN(5, (20, 20, 1)),
-    ResNet18(5, (32, 32, 3)),
-]
-names = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: type(n).__name__)
 
 
 @names
@@ -342,6 +389,7 @@ def test_evaluation_ignores_the_noise() -> None:
         (lambda: CNN(5, (20, 20, 1), head_scale=0.0), "model.head_scale is 0.0; it takes a number above 0"),
         (lambda: ResNet18(5, (8, 8, 1), head_input="unit"), "model.head_input is 'unit'; it takes 'raw' or 'normal"),
         (lambda: ResNet18(5, (8, 8, 1), resolution=0), "model.resolution is 0"),
+        (lambda: ResNet18(5, (8, 8, 1), dim=0), "model.dim is 0; it takes a number from 1"),
         (lambda: Small(0, (8, 8, 1)), "model 'small' needs at least 1 class; it was given 0"),
     ],
 )

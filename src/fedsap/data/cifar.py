@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsap.data.places import find
-from fedsap.data.split import Dataset, Split
+from fedsap.data.split import Dataset, Pixels, Split
 from fedsap.data.unpickle import load_arrays
 from fedsap.errors import UserError
 
@@ -34,8 +34,7 @@ class _Format:
     labels: str
     names: str
     classes: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    pixels: Pixels
 
 
 # The constants of FedProto's loaders, which later work in its line keeps: ImageNet's for CIFAR-10.
@@ -49,8 +48,7 @@ CIFAR10 = _Format(
     labels="labels",
     names="label_names",
     classes=10,
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
+    pixels=Pixels((32, 32, 3), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
 )
 CIFAR100 = _Format(
     name="cifar100",
@@ -62,8 +60,7 @@ CIFAR100 = _Format(
     labels="fine_labels",
     names="fine_label_names",
     classes=100,
-    mean=(0.507, 0.487, 0.441),
-    std=(0.267, 0.256, 0.276),
+    pixels=Pixels((32, 32, 3), mean=(0.507, 0.487, 0.441), std=(0.267, 0.256, 0.276)),
 )
 
 
@@ -88,8 +85,8 @@ def load_cifar(form: _Format, root: Path | None) -> Dataset:
         train=_split([(f"{source}/{name}", files[name]) for name in train], form),
         test=_split([(f"{source}/{form.test}", files[form.test])], form),
         classes=_names(f"{source}/{form.meta}", files[form.meta], form),
-        mean=form.mean,
-        std=form.std,
+        mean=form.pixels.mean,
+        std=form.pixels.std,
         augment="crop-flip",
     )
 

@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Literal
 
+from fedsap.data import digits, femnist, folder
 from fedsap.data.cifar import CIFAR10, CIFAR100, load_cifar
 from fedsap.data.digits import load_digits
 from fedsap.data.femnist import load_femnist
 from fedsap.data.folder import load_folder
 from fedsap.data.places import search_path
-from fedsap.data.split import Augment, Dataset, Split
+from fedsap.data.split import Augment, Dataset, Pixels, Split
 from fedsap.errors import UserError
 
-__all__ = ["DATASETS", "Augment", "Dataset", "Split", "load", "search_path"]
+__all__ = ["DATASETS", "Augment", "Dataset", "Pixels", "Split", "load", "pixels", "search_path"]
 
 DATASETS: dict[str, str] = {
     "digits": "handwritten digits, built in: 10 classes, 1,442 + 355 grey images of 8x8",
@@ -50,6 +51,18 @@ def load(
     else:
         dataset = load_cifar(CIFAR10 if name == "cifar10" else CIFAR100, root)
     return _fixed(dataset, size, channels)
+
+
+def pixels(name: str, size: int, channels: int) -> Pixels:
+    """How the images of a data set come to a network, without the data. `size` and `channels` are those of 'folder'.
+
+    >>> pixels("digits", 64, 3).shape
+    (8, 8, 1)
+    """
+    if name == "folder":
+        return folder.pixels(size, channels)
+    fixed = {"digits": digits.PIXELS, "femnist": femnist.PIXELS, "cifar10": CIFAR10.pixels, "cifar100": CIFAR100.pixels}
+    return fixed[name]
 
 
 def _fixed(dataset: Dataset, size: int | None, channels: int) -> Dataset:

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from fedsap.data.split import Dataset, Split
+from fedsap.data.split import Dataset, Pixels, Split
+
+PIXELS = Pixels((8, 8, 1), mean=(0.3053,), std=(0.3760,))
 
 
 def load_digits() -> Dataset:
@@ -20,8 +22,8 @@ def load_digits() -> Dataset:
         train=Split(images[~test], labels[~test]),
         test=Split(images[test], labels[test]),
         classes=tuple("0123456789"),
-        mean=(0.3053,),
-        std=(0.3760,),
+        mean=PIXELS.mean,
+        std=PIXELS.std,
         augment="none",
         kind="shape",
     )

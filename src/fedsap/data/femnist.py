@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from fedsap.data.decode import decode, fill
 from fedsap.data.places import cache_folder, find
-from fedsap.data.split import Dataset, Split
+from fedsap.data.split import Dataset, Pixels, Split
 from fedsap.errors import UserError
 
 PAGE = "https://www.nist.gov/srd/nist-special-database-19"
 CODES = tuple(f"{ord(c):02x}" for c in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SIDE = 128
+PIXELS = Pixels((SIDE, SIDE, 1), mean=(0.1307,), std=(0.3081,), background=255)
 TEST_FILES = 300  # per class, the first by name, as FedProto takes them
 
 
@@ -86,11 +87,11 @@ def _load(tree: _Tree, cache: Path | None) -> Dataset:
         train=Split(images[: len(train)], labels[: len(train)]),
         test=Split(images[len(train) :], labels[len(train) :]),
         classes=tuple(chr(int(code, 16)) for code in CODES),
-        mean=(0.1307,),
-        std=(0.3081,),
+        mean=PIXELS.mean,
+        std=PIXELS.std,
         augment="none",
         kind="shape",
-        background=255,
+        background=PIXELS.background,
     )
 
 

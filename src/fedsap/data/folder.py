@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsap.data.decode import decode, fill
 from fedsap.data.places import search_path
-from fedsap.data.split import Dataset, Split
+from fedsap.data.split import Dataset, Pixels, Split
 from fedsap.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -23,25 +23,34 @@ def load_folder(root: Path | None, size: int = 64, channels: Literal[1, 3] = 3) 
     out. A given `root` is taken as it is, otherwise the first place of the search path with a train folder. A class
     may be without test images, but not without training images.
     """
-    if size < 1:
-        raise UserError(f"data.size: {size}, should be at least 1 pixel")
-    if channels not in (1, 3):
-        raise UserError(f"data.channels: {channels}, should be 1 (grey) or 3 (RGB)")
+    look = pixels(size, channels)
     base = _base(root)
     train, test = _classes(base / "train"), _classes(base / "test")
     for name in sorted(set(test) - set(train)):
         raise UserError(f"{base / 'test' / name}: class {name!r} has no folder in {base / 'train'}")
     names = sorted(train)
-    statistics = (0.5,) * channels
     return Dataset(
         name="folder",
         train=_split(train, names, size, channels),
         test=_split(test, names, size, channels),
         classes=tuple(names),
-        mean=statistics,
-        std=statistics,
+        mean=look.mean,
+        std=look.std,
         augment="crop-flip",
     )
+
+
+def pixels(size: int, channels: int) -> Pixels:
+    """How images of a folder come to a network.
+
+    >>> pixels(64, 1)
+    Pixels(shape=(64, 64, 1), mean=(0.5,), std=(0.5,), background=0)
+    """
+    if size < 1:
+        raise UserError(f"data.size: {size}, should be at least 1 pixel")
+    if channels not in (1, 3):
+        raise UserError(f"data.channels: {channels}, should be 1 (grey) or 3 (RGB)")
+    return Pixels((size, size, channels), mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 def _base(root: Path | None) -> Path:

@@ -10,6 +10,19 @@ Augment = Literal["none", "crop", "crop-flip"]
 Kind = Literal["colour", "shape"]  # strong views: all of RandAugment's operations, or those on the shape alone
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """How images come to a network, as uint8 [N, H, W, C] of which it sees ((v / 255) - mean) / std.
+
+    shape: H, W, C. mean, std: [C], of pixels scaled to [0, 1]. background: the value of pixels outside an image.
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    background: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Images and their labels, in a fixed order.
@@ -38,3 +51,9 @@ class Dataset:
     augment: Augment
     kind: Kind = "colour"
     background: int = 0
+
+    @property
+    def pixels(self) -> Pixels:
+        """What a network that learns from these images has to be shown later."""
+        height, width, channels = map(int, self.train.images.shape[1:])
+        return Pixels((height, width, channels), self.mean, self.std, self.background)

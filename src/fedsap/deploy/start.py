@@ -23,6 +23,7 @@ OFF = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     # Else Flower makes a new environment from the network for every run, torch with CUDA included.
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """What Flower does unasked, and does not here unless the environment says otherwise."""
@@ -104,8 +105,10 @@ def node_arguments(
     config: Path | None,
     port: int,
     insecure: bool,
+    part: str | None = None,
 ) -> list[str]:
-    """The arguments of `flower-supernode`. What our ClientApp reads is in --node-config: name, store, data, config."""
+    """The arguments of `flower-supernode`. What our ClientApp reads is in --node-config: name, store, data, config, and
+    which part of a known data set is the node's."""
     host = _host("--superlink", superlink)
     arguments = ["--superlink", superlink, "--host", "127.0.0.1", "--port", str(port)]
     if insecure:
@@ -129,7 +132,13 @@ def node_arguments(
     store = store or data_folder() / "nodes" / name
     keys["store"] = str(_folder("--store", store.expanduser().absolute()))
     _free("--client-port", "127.0.0.1", port)
-    return [*arguments, "--node-config", " ".join(f"{name}={_quoted(name, text)}" for name, text in keys.items())]
+    words = [f"{name}={_quoted(name, text)}" for name, text in keys.items()]
+    if part is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)", part)
+        if match is None or int(match[1]) >= int(match[2]):
+            raise UserError(f"--part: got '{part}', takes a part and how many there are, such as 0/4 to 3/4")
+        words += [f"partition-id={match[1]}", f"num-partitions={match[2]}"]
+    return [*arguments, "--node-config", " ".join(words)]
 
 
 def become(program: str, arguments: Sequence[str]) -> None:

@@ -21,6 +21,8 @@ from fedsap.training.record import Graphs
 from fedsap.training.rounds import Ask, Judge, Replies
 from fedsap.training.streams import generator
 
+CLIENTS = "clients"  # in `Simulation.kept`: the client of each row
+
 
 @dataclass
 class Simulation:
@@ -52,7 +54,9 @@ class Simulation:
             some = self.state[name].items()
             self.momentum[name] = {k: torch.zeros_like(v) for k, v in some if k not in buffers}
         rows = len(self.stack.keys)
-        self.chunk = self.chunk or memory.images_at_once(self.stack, self.state)
+        self._few = rows if self._device.type == "cuda" else min(rows, memory.SOME)
+        self._chunk = self.chunk or memory.images_at_once(self.stack, self.state, self._few)
+        self.chunk = self.chunk or memory.images_at_once(self.stack, self.state, rows)
         self._together = min(rows, self.together or memory.rows_at_once(self.stack, self.state, trained))
         self.recorder = Graphs(self.stack, self._together) if self._device.type == "cuda" else None
 
@@ -173,7 +177,15 @@ class Simulation:
         return method.reply(local)
 
     def _means(self, rows: Sequence[int], state: State, wanted: Mapping[str, When], t: int) -> dict[str, PerClass]:
-        return class_means(self.stack, rows, state["model"], wanted, t, self.chunk) if wanted else {}
+        if not wanted:
+            return {}
+        parts: list[Message] = []
+        for start in range(0, len(rows), self._few):
+            some = slice(start, start + self._few)
+            weights = {k: v[some] for k, v in state["model"].items()}
+            parts.append({**class_means(self.stack, rows[some], weights, wanted, t, self._chunk)})
+        found = joined(parts)
+        return {name: table(found, name) for name in found}
 
     def greet_all(self, clients: Mapping[int, Sequence[int]]) -> dict[int, Replies]:
         """What clients reply before any training, by the seed of their federation."""
@@ -231,13 +243,21 @@ class Simulation:
         return {f"gradient {k}": torch.cat([p[k] for p in parts]).cpu() for k in parts[0]}
 
     def kept(self, seed: int) -> dict[str, Tensor]:
-        """The state of a federation's clients, in the order of their rows."""
+        """The state of a federation's clients, in the order of their rows, and who they are."""
         rows = self.rows_of(seed)
         sets = [(f"{kind}/{name}", weights) for kind, some in self._held().items() for name, weights in some.items()]
-        return {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+        found = {f"{prefix}/{k}": v[rows] for prefix, weights in sets for k, v in weights.items()}
+        return found | {CLIENTS: self._clients(seed)}
+
+    def _clients(self, seed: int) -> Tensor:
+        return torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
 
     def take_back(self, seed: int, name: str, value: Tensor) -> None:
         """Puts one of the tensors of `kept` where it belongs."""
+        if name == CLIENTS:
+            if not torch.equal(value, self._clients(seed)):
+                raise ValueError("its clients are in another order")
+            return
         kind, which, weight = name.split("/", 2)
         place, rows = self._held()[kind][which][weight], self.rows_of(seed)
         if value.shape != place[rows].shape:
@@ -256,7 +276,7 @@ class Simulation:
 
     def _in_order(self, seed: int, found: Scores, bank: PerClass | None, norms: Mapping[str, Tensor]) -> Scores:
         """Scores of a federation in the order of its clients' ids, not of the stack's rows."""
-        clients = torch.tensor([key.client for key in self.stack.keys if key.seed == seed])
+        clients = self._clients(seed)
         kept = found.kept and replace(found.kept, client=clients.to(self._device)[found.kept.client], bank=bank)
         back = torch.argsort(clients)
         noted = found.noted | {k: v[self.rows_of(seed).cpu()] for k, v in norms.items()}

@@ -186,7 +186,7 @@ class FedSAP(Method):
             return pool.labels, pool.valid
         with torch.no_grad():
             out = step.forward(step.state["model"], pool.weak(), train=False)
-            found = self.facts(Seen(out, step.down, step.owned, step.state, None))
+            found = self.facts(Seen(out, step.down, step.owned, step.state, None, step.forward))
             return found["label"], self.accepted(found, step.state["pool"]) & pool.valid
 
     def passes(self) -> dict[str, Pass]:

@@ -54,7 +54,7 @@ def build(name: str, *, classes: int, shape: tuple[int, int, int], **options: An
     50
     >>> build("small", classes=10, shape=(8, 8, 1), depth=3)
     Traceback (most recent call last):
-    fedsap.errors.UserError: model.depth is no option of model 'small'; it takes embedding, head_input, head_scale
+    fedsap.errors.UserError: model.depth is no option of model 'small'; it takes embedding, head_input, head_scale, dim
     """
     if ":" in name:
         return _imported(name, classes, shape, options)

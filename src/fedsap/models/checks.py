@@ -12,11 +12,13 @@ def one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UserError(f"{key} is {value!r}; it takes {' or '.join(map(repr, allowed))}")
 
 
-def head(embedding: str, head_input: str, head_scale: float) -> None:
+def head(embedding: str, head_input: str, head_scale: float, dim: int) -> None:
     """Raises UserError unless these say what the embedding is and what the output layer makes of it.
 
-    >>> head("unit", "cosine", 16.0)
+    >>> head("unit", "cosine", 16.0, dim=64)
     """
+    if dim < 1:
+        raise UserError(f"model.dim is {dim}; it takes a number from 1")
     one_of("model.embedding", embedding, ("relu", "linear", "unit"))
     one_of("model.head_input", head_input, ("raw", "normalized", "cosine"))
     if not head_scale > 0:

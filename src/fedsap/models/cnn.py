@@ -16,7 +16,8 @@ class CNN:
     """conv3 C->10, pool, ReLU / conv5 10->20, channel dropout, pool, ReLU / fc ->50, ReLU = h / dropout, fc ->classes.
 
     low is the map that feeds fc1, flattened with the channel first. In training with dropout, `noise` holds
-    "conv2": [Q, B, 20] and "fc1": [Q, B, 50].
+    "conv2": [Q, B, 20] and "fc1": [Q, B, d]. With another `dim` than 50, a linear layer `project` ->dim gives h, and
+    what is said of fc1 below is said of it.
 
     >>> network = CNN(classes=62, shape=(128, 128, 1))
     >>> network.dim, network.low_dim
@@ -29,8 +30,8 @@ class CNN:
     embedding: str = "relu"  # h leaves the ReLU of fc1; "linear": fc1 without one; "unit": the ReLU's, of length 1
     head_input: str = "raw"  # the output layer reads fc1; "normalized": of length 1; "cosine": and gives cosines
     head_scale: float = 16.0  # times the cosines
+    dim: int = 50  # d, the size of h
 
-    dim = 50
     buffers = frozenset[str]()
     head_names = ("fc2.weight", "fc2.bias")
 
@@ -39,7 +40,7 @@ class CNN:
         checks.classes("cnn", self.classes)
         if not 0 <= self.dropout < 1:
             raise UserError(f"model.dropout is {self.dropout}; it takes a number from 0 to below 1")
-        checks.head(self.embedding, self.head_input, self.head_scale)
+        checks.head(self.embedding, self.head_input, self.head_scale, self.dim)
 
     @property
     def low_dim(self) -> int:
@@ -48,7 +49,7 @@ class CNN:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        return {"conv2": (20,), "fc1": (50,)} if self.dropout else {}
+        return {"conv2": (20,), "fc1": (self.dim,)} if self.dropout else {}
 
     def _shapes(self) -> layout.Shapes:
         return {
@@ -58,7 +59,8 @@ class CNN:
             "conv2.bias": (20,),
             "fc1.weight": (50, self.low_dim),
             "fc1.bias": (50,),
-            "fc2.weight": (self.classes, 50),
+            **layout.projection(50, self.dim),
+            "fc2.weight": (self.classes, self.dim),
             "fc2.bias": (self.classes,),
         }
 
@@ -79,7 +81,7 @@ class CNN:
             x = layers.dropout(x, noise["conv2"][:, :, None, None, :], self.dropout)
         low = layers.flatten(x)
         e = layers.linear(low, weights["fc1.weight"], weights["fc1.bias"])
-        e = e if self.embedding == "linear" else F.relu(e)
+        e = layers.project(e if self.embedding == "linear" else F.relu(e), weights)
         read = layers.head_input(e, self.head_input)
         if drop and noise is not None:
             read = layers.dropout(read, noise["fc1"], self.dropout)

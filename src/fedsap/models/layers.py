@@ -6,7 +6,7 @@ with the patches needs no transpose. Linear weights are [Q, out, in], as in torc
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -162,6 +162,8 @@ def conv2d(
     >>> conv2d(x, weight, stride=2, padding=1).shape
     torch.Size([2, 1, 3, 3, 4])
     """
+    if torch.compiler.is_compiling() and len(x) == 1:
+        return _one(x, weight, bias, stride, padding)
     kh, kw = (kernel, kernel) if kernel is not None else (weight.shape[1], weight.shape[2])
     height, width = x.shape[2], x.shape[3]
     rows, columns = live_taps(height, kh, stride, padding), live_taps(width, kw, stride, padding)
@@ -179,6 +181,13 @@ def conv2d(
         return whole
     y: Tensor = _Convolution.apply(x, weight, bias, stride, pad, out)  # type: ignore[no-untyped-call]
     return y
+
+
+def _one(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    """`conv2d` of a single client by torch's own operator, for a graph that is traced and run elsewhere."""
+    image, kernel = x.squeeze(0).permute(0, 3, 1, 2), weight.squeeze(0).permute(3, 2, 0, 1)
+    y = F.conv2d(image, kernel, None if bias is None else bias.squeeze(0), stride, padding)
+    return y.permute(0, 2, 3, 1).unsqueeze(0)
 
 
 def _suits_onednn(x: Tensor, weight: Tensor, out: tuple[int, int]) -> bool:
@@ -597,6 +606,19 @@ def dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
     tensor([0., 2., 2.])
     """
     return x * ((noise >= p).to(x.dtype) / (1 - p))
+
+
+def project(e: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """y_q = e_q W_q^T + b_q with the layer `project`, where the network has one; else e.
+
+    e: [Q, B, width]. Returns [Q, B, d].
+
+    >>> project(torch.ones(1, 1, 2), {"project.weight": torch.ones(1, 3, 2), "project.bias": torch.zeros(1, 3)})
+    tensor([[[2., 2., 2.]]])
+    """
+    if "project.weight" not in weights:
+        return e
+    return linear(e, weights["project.weight"], weights["project.bias"])
 
 
 def head_input(h: Tensor, kind: str) -> Tensor:

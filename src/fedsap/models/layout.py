@@ -79,6 +79,15 @@ def load(
     return {name: internal(state[name]) if convert else state[name].detach().clone() for name in shapes}
 
 
+def projection(width: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the layer that brings an embedding of `width` numbers to `dim`; none where they are the same.
+
+    >>> projection(512, 50)
+    {'project.weight': (50, 512), 'project.bias': (50,)}
+    """
+    return {} if width == dim else {"project.weight": (dim, width), "project.bias": (dim,)}
+
+
 def uniform(shapes: Shapes, generator: Generator) -> Weights:
     """Fresh weights by torch's rule for Linear and Conv2d: weight and bias uniform within 1 / sqrt(fan in).
 

@@ -53,6 +53,11 @@ class ModuleNetwork:
 
         pictures = x.permute(0, 1, 4, 2, 3).contiguous()
         used = {name: random[name] for name in self.noise} if train else {}
+        if (
+            torch.compiler.is_compiling() and len(x) == 1
+        ):  # a graph that is run elsewhere: vmap would fix its batch size
+            own = {name: tensor.squeeze(0) for name, tensor in weights.items()}
+            return Features(*(v.unsqueeze(0) for v in one(own, used, pictures.squeeze(0))))
         return Features(*vmap(one)(weights, used, pictures))
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ _STEM = ("conv1.", "bn1.")
 class ResNet18:
     """h is the pooled output of layer4, low the output of layer1, flattened with the channel first.
 
-    Grey images are repeated to three channels. 11,181,642 weights for 10 classes, 11,227,812 for 100.
+    Grey images are repeated to three channels. 11,181,642 weights for 10 classes, 11,227,812 for 100. With another
+    `dim` than 512, a linear layer `project` ->dim gives h, and what is said below of what was pooled is said of it.
 
     >>> network = ResNet18(classes=10, shape=(32, 32, 3))
     >>> network.dim, network.low_dim
@@ -39,8 +40,8 @@ class ResNet18:
         "raw"  # the output layer reads what was pooled; "normalized": of length 1; "cosine": gives cosines
     )
     head_scale: float = 16.0  # times the cosines
+    dim: int = 512  # d, the size of h
 
-    dim = 512
     noise: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     head_names = ("fc.weight", "fc.bias")
 
@@ -53,7 +54,7 @@ class ResNet18:
             raise UserError(f"model.resolution is {self.resolution}; it takes a number of pixels from 1, or nothing")
         if self.stem_stride not in (1, 2, 4):
             raise UserError(f"model.stem_stride is {self.stem_stride}; it takes 4, 2 or 1")
-        checks.head(self.embedding, self.head_input, self.head_scale)
+        checks.head(self.embedding, self.head_input, self.head_scale, self.dim)
 
     @property
     def low_dim(self) -> int:
@@ -69,7 +70,8 @@ class ResNet18:
         for conv, norm, inputs, outputs, kernel, _ in self._convolutions():
             shapes[f"{conv}.weight"] = (outputs, inputs, kernel, kernel)
             shapes |= {f"{norm}.{name}": (outputs,) for name in ("weight", "bias", "running_mean", "running_var")}
-        return {**shapes, "fc.weight": (self.classes, 512), "fc.bias": (self.classes,)}
+        head = {"fc.weight": (self.classes, self.dim), "fc.bias": (self.classes,)}
+        return {**shapes, **layout.projection(512, self.dim), **head}
 
     def _maps(self) -> dict[str, tuple[int, int]]:
         """Height and width of the map that each convolution reads, by the name of its weight."""
@@ -103,8 +105,8 @@ class ResNet18:
 
     def init(self, generator: Generator) -> Weights:
         shapes = self._shapes()
-        head = {name: shapes[name] for name in self.head_names}
-        body = {name: shape for name, shape in shapes.items() if name not in head}
+        linear = {name: shape for name, shape in shapes.items() if name.startswith(("project.", "fc."))}
+        body = {name: shape for name, shape in shapes.items() if name not in linear}
         given = {} if self.weights is None else read(self.weights, body, ignore=("fc.",))
         weights: Weights = {}
         for name, shape in body.items():
@@ -115,7 +117,7 @@ class ResNet18:
                 weights[name] = layout.internal(torch.empty(shape).normal_(0, deviation, generator=generator))
             else:
                 weights[name] = torch.full(shape, 1.0 if name.endswith((".weight", "running_var")) else 0.0)
-        return {**weights, **layout.uniform(head, generator)}
+        return {**weights, **layout.uniform(linear, generator)}
 
     def __call__(
         self,
@@ -145,7 +147,7 @@ class ResNet18:
             rectified = block != "layer4.1" or self.embedding != "linear"
             x = conv(y, f"{block}.conv2", f"{block}.bn2", kernel=3, add=x, relu=rectified)
             low = x if block.startswith("layer1") else low
-        e = x.mean((2, 3))
+        e = layers.project(x.mean((2, 3)), weights)
         return Features(layers.embedding(e, self.embedding), self.head(weights, e), layers.flatten(low))
 
     def _picture(self, x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from fedsap.models.network import Features, Weights
 class Small:
     """conv3 C->16, ReLU, pool / conv3 16->32, ReLU, pool / fc ->64, ReLU = h / fc ->classes.
 
-    low is the map after the first pool, flattened with the channel first.
+    low is the map after the first pool, flattened with the channel first. With another `dim` than 64, a linear layer
+    `project` ->dim gives h, and what is said of fc1 below is said of it.
 
     >>> network = Small(classes=10, shape=(8, 8, 1))
     >>> network.dim, network.low_dim
@@ -27,8 +28,8 @@ class Small:
     embedding: str = "relu"  # h leaves the ReLU of fc1; "linear": fc1 without one; "unit": the ReLU's, of length 1
     head_input: str = "raw"  # the output layer reads fc1; "normalized": of length 1; "cosine": and gives cosines
     head_scale: float = 16.0  # times the cosines
+    dim: int = 64  # d, the size of h
 
-    dim = 64
     buffers = frozenset[str]()
     head_names = ("fc2.weight", "fc2.bias")
     noise: ClassVar[Mapping[str, tuple[int, ...]]] = {}
@@ -36,7 +37,7 @@ class Small:
     def __post_init__(self) -> None:
         checks.images("small", self.shape, least=4)
         checks.classes("small", self.classes)
-        checks.head(self.embedding, self.head_input, self.head_scale)
+        checks.head(self.embedding, self.head_input, self.head_scale, self.dim)
 
     @property
     def low_dim(self) -> int:
@@ -52,7 +53,8 @@ class Small:
             "conv2.bias": (32,),
             "fc1.weight": (64, 32 * (height // 4) * (width // 4)),
             "fc1.bias": (64,),
-            "fc2.weight": (self.classes, 64),
+            **layout.projection(64, self.dim),
+            "fc2.weight": (self.classes, self.dim),
             "fc2.bias": (self.classes,),
         }
 
@@ -72,7 +74,7 @@ class Small:
         x = layers.conv2d(early, weights["conv2.weight"], weights["conv2.bias"], padding=1, kernel=3)
         x = layers.flatten(layers.pool_relu(x, 2))
         e = layers.linear(x, weights["fc1.weight"], weights["fc1.bias"])
-        e = e if self.embedding == "linear" else F.relu(e)
+        e = layers.project(e if self.embedding == "linear" else F.relu(e), weights)
         return Features(layers.embedding(e, self.embedding), self.head(weights, e), layers.flatten(early))
 
     def head(self, weights: Weights, h: Tensor) -> Tensor:

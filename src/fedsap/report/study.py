@@ -27,7 +27,7 @@ SHORT = {
     "train.rounds": "rounds",
 }
 BESIDE = ("seed", "eval.snapshots", "eval.gradients", "engine")  # keys in which seeds of one variant may differ
-OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale"))
+OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale", "dim"))
 Key = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
