@@ -204,6 +204,14 @@ def test_without_flower_every_command_says_how_to_get_it(monkeypatch, words):
     assert done.stderr == f"fedsap: {name}: needs packages that are not installed: pip install 'fedsap[flower]'\n"
 
 
+def test_flower_without_its_programs_is_one_line(monkeypatch, tmp_path, port):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["server", "--insecure", "--port", str(port)])
+    assert done.exit_code == 2
+    assert "not found in" in done.stderr
+
+
 @pytest.mark.parametrize("unit", sorted(SYSTEMD.glob("*.service")), ids=lambda path: path.name)
 def test_the_shipped_units_call_commands_that_there_are(unit):
     (line,) = [row for row in unit.read_text().splitlines() if row.startswith("ExecStart=")]

@@ -63,7 +63,12 @@ def subject_names(hosts: Sequence[str]) -> list["x509.GeneralName"]:
 
 
 def authority() -> tuple["ec.EllipticCurvePrivateKey", "x509.Certificate"]:
-    """A new certificate authority that may sign servers' certificates and no further authority."""
+    """A new certificate authority that may sign servers' certificates and no further authority.
+
+    >>> key, certificate = authority()
+    >>> certificate.subject.rfc4514_string(), key.public_key() == certificate.public_key()
+    ('CN=fedsap certificate authority', True)
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -81,7 +86,11 @@ def authority() -> tuple["ec.EllipticCurvePrivateKey", "x509.Certificate"]:
 def server_certificate(
     hosts: Sequence[str], signer: "ec.EllipticCurvePrivateKey", issuer: "x509.Certificate"
 ) -> tuple["ec.EllipticCurvePrivateKey", "x509.Certificate"]:
-    """A key and a certificate for a server that is reached as any of `hosts`, and as localhost."""
+    """A key and a certificate for a server that is reached as any of `hosts`, and as localhost.
+
+    >>> signer, issuer = authority()
+    >>> server_certificate(["fl.example.org"], signer, issuer)[1].verify_directly_issued_by(issuer)
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -154,6 +163,11 @@ def write(folder: Path, hosts: Sequence[str] = (), nodes: Sequence[str] = ()) ->
 
     For `hosts`: `server.crt`, `server.key`, and `ca.crt`, `ca.key` unless they are there. For each of `nodes`:
     `nodes/NAME` and `nodes/NAME.pub`, as ssh-keygen writes them. Private keys are the owner's alone (0600).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write(Path(folder), ["fl.example.org"], ["hospital-a"])]
+    ['ca.key', 'ca.crt', 'server.key', 'server.crt', 'hospital-a', 'hospital-a.pub']
     """
     need_flower("certificates")
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -176,10 +176,9 @@ def shake_hands(host: str, ca: Path, certificate: Path, key: Path) -> None:
                 done = side is answering
             except ssl.SSLWantReadError:
                 pass
-            except ssl.SSLCertVerificationError as error:
-                raise UserError(
-                    f"--cert: {certificate} is not valid for {host} by {ca}: {error.verify_message}"
-                ) from error
+            except ssl.SSLError as error:
+                why = getattr(error, "verify_message", None) or error.reason
+                raise UserError(f"--cert: {certificate} is not valid for {host} by {ca}: {why}") from error
 
 
 def _file(option: str, path: Path | None, help_: str) -> Path:
