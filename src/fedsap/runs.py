@@ -266,7 +266,8 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
 
 def _content(federation: Federation[Clients], seed: int, server: Message) -> dict[str, Tensor]:
     """What a checkpoint holds: the server's state, and what the engine keeps of the clients."""
-    tensors = {f"server/{k}": v for k, v in flatten(server).items()} | federation.clients.kept(seed)
+    mine = {f"server/{k}": v.clone() for k, v in flatten(server).items()}  # one tensor may be there under two names
+    tensors = mine | federation.clients.kept(seed)
     return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
