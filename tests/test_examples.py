@@ -18,7 +18,7 @@ from fedsap.runs import flat
 ROOT = Path(__file__).parents[1]
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 PAGES = [ROOT / "docs/choices.md", *METHOD_PAGES]
-MORE = [ROOT / "docs/robust.md"]  # what they say is not for all methods
+MORE = [ROOT / "docs/robust.md", ROOT / "docs/privacy.md"]  # what they say is not for all methods
 
 page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 any_page = pytest.mark.parametrize("page", [*PAGES, *MORE], ids=lambda path: path.stem)

@@ -134,6 +134,7 @@ def build_federation(configs: Sequence[Config], data: Dataset) -> Federation[Sim
             config.train.precision,
         ),
         _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
+        config.made_privacy(),
     )
     task = Task(
         network, len(data.classes), parts[config.seed].clients, config.train.rounds,

@@ -31,6 +31,7 @@ class FedMPS(Method):
     paper: ClassVar[str] = "Yang et al. 2025"
     sends: ClassVar[str] = "up: two prototypes per own class; down: two banks and C logits per class"
     embedding: ClassVar[str] = "high"
+    means_only: ClassVar[bool] = True
 
     high: float = option(1.0, "weight of the contrast with prototypes of the embedding (the authors' alph)")
     low: float = option(0.2, "weight of the contrast with prototypes of the early map (beta)")

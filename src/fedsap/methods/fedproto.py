@@ -22,6 +22,7 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al. 2022"
     sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
+    means_only: ClassVar[bool] = True
 
     align: float = option(1.0, "weight of the distance to the prototypes")
     reduction: Literal["mean", "sum"] = option("mean", "squared distance as mean over the d dimensions, or their sum")

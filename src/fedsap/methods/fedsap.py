@@ -46,6 +46,7 @@ class FedSAP(Method):
     paper: ClassVar[str] = "Casado-Diez et al. 2026"
     sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
     uses_pool: ClassVar[bool] = True
+    means_only: ClassVar[bool] = True
 
     schedule_shape: Shape = option("linear", "how the alignment weight rises")
     align_start: int | None = option(None, "last round without alignment; unset: a fifth of the rounds (20 of 100)")
