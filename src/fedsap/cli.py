@@ -226,6 +226,8 @@ def run(
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
         return
     Console().print(show.results(entries))
+    for line in filter(None, map(show.privacy, entries)):
+        typer.echo(line)
     for path in written:
         typer.echo(f"report: {path}")
 

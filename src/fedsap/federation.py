@@ -139,6 +139,7 @@ def build_federation(
             config.train.precision,
         ),
         _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
+        config.made_privacy(),
     )
     largest = max((len(pool) for one in parts.values() for pool in one.pools), default=0)
     task = task_of(config, network, parts[config.seed].clients, largest)

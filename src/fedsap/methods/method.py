@@ -166,9 +166,10 @@ class Local:
     """What a client has when it replies, with client axis."""
 
     task: Task
-    state: State
+    state: State  # with privacy.noise empty: weights are not for sending then
     down: Message
-    means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says
+    means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says; with
+    # privacy.noise of clipped vectors, and noisy
     counts: Tensor  # [Q, C] training samples of each class
     pool_means: dict[str, PerClass] = field(default_factory=dict)  # of accepted samples, as `pool_passes` says
     pool_counts: Tensor | None = None  # [Q, C] accepted samples by pseudo-label
@@ -185,6 +186,7 @@ class Method:
     embedding: ClassVar[str] = "proto"  # which of `represent` is compared with the bank at inference
     uses_pool: ClassVar[bool] = False  # does it learn from unlabelled samples, if there are some?
     needs_pool: ClassVar[bool] = False  # would it be another method without them?
+    means_only: ClassVar[bool] = False  # does `reply` send class means and numbers of samples alone? (privacy.noise)
 
     start: Literal["common", "independent"] = option(
         "independent", "do all clients begin with the same random weights, or each with its own"

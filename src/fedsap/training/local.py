@@ -13,6 +13,7 @@ from fedsap.message import Message, PerClass, select
 from fedsap.methods.method import Method, Phase, State, Step, Unlabelled, View, When
 from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
+from fedsap.privacy import Privacy, clipped
 from fedsap.prototypes import class_sums, means
 from fedsap.training.feed import Batch, Block, Fed, Images, Key, Look, Pool, Rows, epoch
 
@@ -64,6 +65,7 @@ class Stack:
     look: Look
     hyper: Hyper
     pool: Pool | None = None
+    privacy: Privacy | None = None
 
     @property
     def classes(self) -> int:
@@ -303,28 +305,42 @@ def _descend(values: list[Tensor], grads: list[Tensor], moments: list[Tensor], l
 
 @torch.no_grad()
 def class_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int
+    stack: Stack,
+    rows: Sequence[int],
+    weights: Weights,
+    wanted: Mapping[str, When],
+    t: int,
+    chunk: int,
+    clip: float | None = None,
 ) -> dict[str, PerClass]:
     """Class means of what the method represents, over all local samples, for the clients `rows` and their weights.
 
     `train`: layers in training mode on augmented batches of the training size; running statistics are left alone.
-    Otherwise: layers in evaluation mode, images as they are.
+    Otherwise: layers in evaluation mode, images as they are; with `clip`, no vector is longer than that.
     """
     sums = Sums(len(rows), stack.classes)
     with layers.precision(stack.hyper.precision):
-        _add_means(stack, rows, weights, wanted, t, chunk, sums)
+        _add_means(stack, rows, weights, wanted, t, chunk, sums, clip)
     return sums.means()
 
 
 def _add_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int, sums: Sums
+    stack: Stack,
+    rows: Sequence[int],
+    weights: Weights,
+    wanted: Mapping[str, When],
+    t: int,
+    chunk: int,
+    sums: Sums,
+    clip: float | None,
 ) -> None:
     still = [n for n, when in wanted.items() if when != "train"]
     if still:
         for part, samples, valid in stack.train.chunks(rows, chunk):
             x, y = stack.look(stack.train.images[samples]), stack.train.labels[samples]
             vectors = stack.method.represent(stack.network({k: v[part] for k, v in weights.items()}, x))
-            sums.add(part, {n: vectors[n] for n in still}, y, valid)
+            some = {n: vectors[n] if clip is None else clipped(vectors[n], clip) for n in still}
+            sums.add(part, some, y, valid)
     moved = [n for n, when in wanted.items() if when == "train"]
     if moved:
         scratch = {k: v.clone() if k in stack.network.buffers else v for k, v in weights.items()}
