@@ -40,7 +40,8 @@ def runs(tmp_path_factory, digits):
     folder = tmp_path_factory.mktemp("runs")
     found = {}
     for name in BUILT_IN:
-        more = {"apfl": ["train.participation=0.5", "method.mix=logits"], "fedsap": POOL}.get(name, [])
+        more = POOL if METHODS[name].uses_pool else []
+        more = [*more, "train.participation=0.5", "method.mix=logits"] if name == "apfl" else more
         configs = resolve(assignments([*KEYS, *more]), [name], [5, 6])
         group = [Run(folder / f"{name}-{c.seed}", c) for c in configs]
         execute_all(group, lambda some: build_federation(some, digits))

@@ -13,6 +13,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from PIL import Image
 from safetensors.torch import load, load_file, save
 
+from fedsap.config import assignments, resolve
+from fedsap.engines.flower.node import Site
 from fedsap.engines.flower.post import FORMAT
 from fedsap.errors import UserError
 from fedsap.from_run import of_run
@@ -246,6 +248,64 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path):
 def test_nobody_there(tmp_path):
     with pytest.raises(Stopped, match=r"0 of 4 clients are there after 0.5 s \(no other node came\)"):
         serve(ProcessGrid({}), tmp_path, method="fedsap", set=SMALL, seed="5")
+
+
+HONEST = "partition.clients=10 partition.ways=4 partition.shots=12 train.rounds=40 eval.every=40 flower.longest=1e9"
+
+
+def liar(change):
+    """A node that spoils every answer of its training."""
+
+    def spoil(asked, reply):
+        training = json.loads(asked.content["fedsap"]["record"]).get("kind") == "train"
+        return change(asked, reply) if training else reply
+
+    return spoil
+
+
+def test_one_of_ten_nodes_lies_and_the_honest_clients_hardly_notice(tmp_path):
+    """Prototypes a thousand times as long: with `limit` the nine lose at most two points, and the plain mean ruins
+    them."""
+
+    def honest(name, words, change):
+        grid = ProcessGrid(parts(10, tmp_path / name / "nodes"))
+        if change:
+            grid.nodes[103].spoil = liar(payload(change))
+        serve(grid, tmp_path / name, method="fedsap", set=f"{SMALL} {HONEST} {words}", seed="5")
+        told = rows(tmp_path / name / "fedsap-5")
+        assert not any("refused" in row for row in told)  # nothing is wrong with the form of these lies
+        accuracy = {k: [v for c, v in enumerate(told[-1]["accuracy"][k]) if c != 3] for k in ("head", "proto")}
+        return {k: 100 * sum(v) / len(v) for k, v in accuracy.items()}
+
+    clean, robust = honest("clean", "", None), honest("robust", "method.limit=1", scaled(1000.0))
+    assert all(robust[k] > clean[k] - 2 for k in clean), (clean, robust)
+    try:
+        plain_mean = honest("mean", "", scaled(1000.0))
+    except Stopped:  # losses that are no numbers: no node's answer is taken any more
+        return
+    assert plain_mean["proto"] < clean["proto"] - 10, (clean, plain_mean)
+
+
+PRIVATE = "privacy.noise=2 privacy.clip=1"
+
+
+def test_noise_is_made_on_the_nodes_and_counted_on_the_server(tmp_path):
+    words = f"{SMALL} {PRIVATE}"
+    serve(ProcessGrid(parts(2, tmp_path / "nodes")), tmp_path, method="fedsap", set=words, seed="5")
+    same(tmp_path / "fedsap-5", plain(tmp_path, "fedsap", words))
+    assert rows(tmp_path / "fedsap-5")[-1]["privacy"]["releases"] == [3] * 4
+
+
+@pytest.mark.parametrize(("asked", "had"), [("", 5.0), ("privacy.noise=9", 9.0)])
+def test_a_node_may_ask_for_more_noise_and_not_for_less(tmp_path, asked, had):
+    (config,) = resolve(assignments(asked.split()), ["fedsap"])
+    assert Site("n", tmp_path, {"privacy": {"noise": 5.0}}).adapted(config).privacy.noise == had
+
+
+def test_a_node_that_asks_for_noise_sends_no_weights(tmp_path):
+    (config,) = resolve({}, ["fedavg"])
+    with pytest.raises(UserError, match=r"privacy.noise: this node asks for 5, but fedavg sends more than class means"):
+        Site("n", tmp_path, {"privacy": {"noise": 5.0}}).adapted(config)
 
 
 # --- nodes that go and come, servers that die

@@ -40,9 +40,12 @@ from fedsap.evaluate import MEASURES, Scores
 from fedsap.federation import build_federation, dataset, split
 from fedsap.message import Message, PerClass, joined, select
 from fedsap.methods import named
+from fedsap.privacy import refusal
 from fedsap.training.rounds import Ask
 
-OWN_KEYS = {"data": None, "model": None, "train": ("batch", "precision", "together")}  # None: all of the section
+OWN_KEYS = {  # None: all of the section
+    "data": None, "model": None, "train": ("batch", "precision", "together"), "privacy": ("noise", "source")
+}  # fmt: skip
 Payloads = Mapping[str, bytes]
 
 
@@ -65,7 +68,13 @@ class Site:
         theirs = config.model_dump()
         if "name" in self.own.get("model", {}):
             theirs["model"] = keys.ModelKeys().model_dump()  # what it says is of another network
-        return keys.checked(merged(theirs, self.own))
+        mine = keys.checked(merged(theirs, self.own))
+        if mine.privacy.noise < config.privacy.noise:  # a node may ask for more noise, not for less
+            mine = keys.checked(merged(mine.model_dump(), {"privacy": {"noise": config.privacy.noise}}))
+        reason = refusal(mine.made_method(), mine.unlabelled.size) if mine.privacy.noise else None
+        if reason:
+            raise UserError(f"privacy.noise: this node asks for {mine.privacy.noise:g}, but {reason}")
+        return mine
 
     def clients(self, total: int) -> list[int]:
         """Those of `total` clients that are this node's part of a known data set."""
@@ -80,7 +89,9 @@ def read_own(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
             own[section] = value
             continue
         if section not in OWN_KEYS or not isinstance(value, Mapping):
-            raise UserError(f"{where}: '{section}' is not a node's to set; takes device, [data], [model], [train]")
+            raise UserError(
+                f"{where}: '{section}' is not a node's to set; takes device, [data], [model], [train], [privacy]"
+            )
         allowed = OWN_KEYS[section] or tuple(keys.SECTIONS[section].model_fields)
         for key in value:
             if key not in allowed:
