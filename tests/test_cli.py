@@ -151,6 +151,8 @@ def test_partition_shows_saves_and_draws(tmp_path, cifar):
     table = fedsap(*words)
     assert "horse" in table.stdout
     assert found["hash"][:16] in table.stdout
+    assert table.stdout.count("samples") == 1
+    assert table.stderr == "fedsap: cifar10: 200 of its 50,000 training images are there\n"
 
 
 @pytest.mark.parametrize("what", ["methods", "datasets", "models", "options"])
@@ -218,6 +220,10 @@ def test_report_of_a_finished_run(tmp_path):
         (["run", "--set", "device=tpu"], "device: got 'tpu'"),
         (["report", "nothing-here"], "nothing-here"),
         (["list", "planets"], "got 'planets'"),
+        (["run", "--set", "method.fedprot.align=1"], "did you mean 'method.fedproto'"),
+        (["run", "--set", "method.fedproto=1"], "method.fedproto: got 1, takes options below it"),
+        (["partition", "--picture", "nowhere/a.png"], "nowhere/a.png: cannot be written: No such file"),
+        (["partition", "--save", "nowhere/a.json"], "nowhere/a.json: cannot be written: No such file"),
         (["partition", "--seed", "1", "--seed", "2"], "takes one seed"),
     ],
 )
@@ -229,6 +235,30 @@ def test_mistakes_are_one_line_with_exit_two(tmp_path, monkeypatch, words, said)
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--seed", "x"], "Invalid value for '--seed': 'x'"),
+        (["run", "--sed", "1"], "--seed"),
+        (["rum"], "No such command 'rum'"),
+        (["report"], "Missing argument"),
+    ],
+)
+def test_words_that_are_not_understood_are_one_line_with_exit_two(words, said):
+    done = fedsap(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fedsap: ")
+    assert line.endswith("--help says what it takes")
+
+
+def test_no_words_at_all_get_help():
+    done = fedsap()
+    assert done.returncode == 0
+    assert "reproduce" in done.stdout
 
 
 def test_weights_of_another_shape_and_truncated_files(tmp_path, cifar):
@@ -248,8 +278,9 @@ def test_weights_of_another_shape_and_truncated_files(tmp_path, cifar):
     np.savez(tmp_path / "w.npz", **{"conv1.weight": np.zeros((64, 3, 3, 3), np.float32)})
     done = fedsap(*words, "--set", f"model.weights={tmp_path / 'w.npz'}")
     assert done.returncode == 2
-    assert "conv1.weight" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    noted, said = done.stderr.splitlines()
+    assert noted == "fedsap: cifar10: 200 of its 50,000 training images are there"
+    assert "conv1.weight" in said
     missing = fedsap(*words)
     assert missing.returncode == 2
     assert "model.weights: no file resnet18-f37072fd.pth in" in missing.stderr

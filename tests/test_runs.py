@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,16 +174,55 @@ def test_a_damaged_checkpoint_is_named(tmp_path, digits, content):
 
 
 def test_a_loss_that_is_not_a_number_stops_and_keeps_the_checkpoint(tmp_path, digits):
-    run = Run(tmp_path / "run", config(train={"lr": 1e25, "rounds": 6}))
-    with pytest.raises(UserError, match=r"the loss term '\w+' of client \d+ became \S+ in round \d+; lower train.lr"):
+    run = Run(tmp_path / "run", config(method={"align_top": 1e38, "align_start": 3}))  # from round 4 on
+    said = r"the loss term '\w+' of client \d+ became \S+ in round 4; lower train.lr .* after round 3 is kept"
+    with pytest.raises(UserError, match=said):
         run.execute(digits)
+    assert run.done == len(run.rows()) == 3
     assert not (run.folder / "result.json").exists()
-    for value in (
-        load_file(run.folder / "checkpoint.safetensors").values()
-        if (run.folder / "checkpoint.safetensors").exists()
-        else ()
-    ):
-        assert value.shape is not None
+
+
+def test_a_loss_that_is_not_a_number_at_once_says_that_there_is_no_checkpoint(tmp_path, digits):
+    run = Run(tmp_path / "run", config(train={"lr": 1e25}))
+    with pytest.raises(UserError, match=r"in round 1; .* There is no checkpoint yet"):
+        run.execute(digits)
+    assert not run.checkpoint.exists()
+
+
+def test_other_data_than_a_run_began_with_are_not_taken(tmp_path, digits):
+    run, seen = Run(tmp_path / "run", config()), []
+    with pytest.raises(Stopped):
+        run.execute(digits, on_round=seen.append, stop=lambda: len(seen) == 3)
+    before = {path: path.read_bytes() for path in run.folder.iterdir()}
+    train = digits.train
+    fewer = replace(digits, train=replace(train, images=train.images[:-9], labels=train.labels[:-9]))
+    with pytest.raises(UserError, match=r"began with partition \w{16}, and the data now give \w{16}; takes the same"):
+        run.execute(fewer)
+    assert {path: path.read_bytes() for path in run.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("left", ["partition.json", ".partition.json.4711"])
+def test_a_run_that_died_before_its_first_round_begins_again(tmp_path, digits, left):
+    run = Run(tmp_path / "run", config())
+    run.folder.mkdir()
+    (run.folder / left).write_text("{")
+    run.check(resume=True)
+    assert run.execute(digits)["rounds"] == 6
+
+
+@pytest.mark.parametrize("line", [b"\x84\xff", b"5", b'{"loss": {}}', b'{"round": null}'])
+def test_a_damaged_line_of_metrics_is_named(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n' + line + b'\n{"round": 3}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 2 is damaged"):
+        metrics(tmp_path)
+
+
+def test_a_runs_files_are_readable_to_whom_new_files_are(tmp_path, digits):
+    run = Run(tmp_path / "run", config(train={"rounds": 1}, eval={"snapshots": [1]}))
+    run.execute(digits)
+    (tmp_path / "usual").touch()
+    modes = {path.stat().st_mode for path in run.folder.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "usual").stat().st_mode}
 
 
 def test_a_finished_run_is_read_and_not_run_again(tmp_path, digits):

@@ -78,6 +78,44 @@ def test_killed_runs_files_are_readable(tmp_path):
         assert len(steps) >= len(rows) - 1  # the round it died in may be missing
 
 
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_kill_while_mlflow_makes_its_tables_leaves_no_half_of_them(tmp_path):
+    command = [sys.executable, "-m", "fedsap.cli", "run", "--out", str(tmp_path / "out"), "--track", "mlflow"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and process.poll() is None:
+            if any(path.stat().st_size for path in (tmp_path / "out").glob(".mlflow.*/mlflow.db")):
+                break
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "out" / "mlflow.db").exists()
+    (config,) = resolve(USER)
+    run = Run(tmp_path / "out" / "again", config)
+    run.execute(dataset(config))
+    with Tracked(["mlflow"], run.folder, config, run.rows()):
+        pass
+    assert [step for step, _ in mlflow(run.folder, "seconds")] == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_a_full_disk_under_mlflow_is_one_line(tmp_path):
+    words = ["run", "--out", str(tmp_path / "out"), "--set", "train.rounds=2", "--track", "mlflow"]
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000));"
+        f"sys.argv = ['fedsap', *{words!r}];"
+        "from fedsap.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "fedsap: --track mlflow: " in done.stderr
+    assert "mlflow.db cannot be used: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_unknown_tracker_is_a_mistake():
     with pytest.raises(UserError, match="--track: got 'wandb', takes tensorboard or mlflow"):
         check(["wandb"])

@@ -21,6 +21,7 @@ import fedsap
 from fedsap import show
 from fedsap.config import Config, assignments, merged, read, resolve
 from fedsap.errors import UserError
+from fedsap.files import plainly
 
 app = typer.Typer(
     add_completion=False,
@@ -42,6 +43,7 @@ DataRoot = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 
 P = ParamSpec("P")
+_NotUnderstood: Any = typer.BadParameter.__base__  # click's UsageError, of which some versions of typer carry a copy
 
 
 def _mending(command: Callable[P, None]) -> Callable[P, None]:
@@ -211,6 +213,7 @@ def run(
                     play(runs, layer, folder, superlink=where, resume=resume, hear=hear, stop=stop)
             else:
                 loaded = dataset(configs[0])
+                _say_shortage(loaded)
                 for one in runs:
                     if origin is not None:
                         take_over(one, [origin], loaded)
@@ -221,15 +224,15 @@ def run(
         console.print(f"{stopped}; --out {folder} --resume goes on", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     entries = collect([one.folder for one in runs])
-    written = write_report([folder], folder, ("html",), _complain)
     if as_json:
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
-        return
-    Console().print(show.results(entries))
-    for line in filter(None, map(show.privacy, entries)):
-        typer.echo(line)
-    for path in written:
-        typer.echo(f"report: {path}")
+    else:
+        Console().print(show.results(entries))  # before the report: the results are there, whatever becomes of it
+        for line in filter(None, map(show.privacy, entries)):
+            typer.echo(line)
+    for path in write_report([folder], folder, ("html",), _complain):
+        if not as_json:
+            typer.echo(f"report: {path}")
 
 
 @app.command()
@@ -285,20 +288,22 @@ def partition(
     if len(chosen) != 1:
         raise UserError("partition: takes one seed")
     loaded = dataset(chosen[0])
+    _say_shortage(loaded)
     parts = split(chosen[0], loaded)
     if save:
         parts.save(save)
     if picture:
-        drawing.picture(parts, loaded.classes, picture)
+        with plainly(picture):
+            drawing.picture(parts, loaded.classes, picture)
     if as_json:
         typer.echo(json.dumps(parts.to_dict()))
         return
     table = Table(title=f"{chosen[0].data.name}, rule {parts.rule}, seed {parts.seed}", title_justify="left")
-    for number, row in enumerate(drawing.table(parts, loaded.classes)):
-        if number == 0:
-            for name in row:
-                table.add_column(str(name))
-        table.add_row(*[str(v) for v in row.values()] if isinstance(row, dict) else [str(v) for v in row])
+    heads, *rows = drawing.table(parts, loaded.classes)
+    for name in heads:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
     typer.echo(f"hash {parts.hash[:16]}, overlap {parts.overlap}")
 
@@ -367,6 +372,13 @@ def report(
 
     for path in write_report(folders, out or folders[0], formats or FORMATS, _complain):
         typer.echo(f"report: {path}")
+
+
+def _say_shortage(data: Any) -> None:
+    from fedsap.data import shortage
+
+    if said := shortage(data):
+        _complain(said)
 
 
 def _complain(line: str) -> None:
@@ -631,10 +643,14 @@ def node(
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point. What the command line itself does not understand is one line, too."""
     try:
-        app()
-    except KeyboardInterrupt:
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except _NotUnderstood as error:
+        at = error.ctx.command_path if error.ctx else "fedsap"
+        typer.echo(f"fedsap: {error.format_message().rstrip('.')}; {at} --help says what it takes", err=True)
+        sys.exit(2)
+    except typer.Abort:
         sys.exit(1)
 
 

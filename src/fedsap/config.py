@@ -407,11 +407,14 @@ def validated_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_options(given: Layer, wanted: Sequence[str]) -> None:
     for key, value in given.items():
-        if key in METHODS and isinstance(value, dict):
+        if isinstance(value, dict):
+            _known(key, METHODS, "method.")
             for inner in value:
                 _known(inner, options(METHODS[key]), f"method.{key}.")
-            continue
-        _known(key, {k for name in wanted for k in options(METHODS[name])}, "method.")
+        elif key in METHODS:
+            raise UserError(f"method.{key}: got {value!r}, takes options below it, such as method.{key}.start")
+        else:
+            _known(key, {k for name in wanted for k in options(METHODS[name])}, "method.")
 
 
 def _names(value: object) -> list[str]:

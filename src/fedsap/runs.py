@@ -16,10 +16,10 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from fedsap.data import Dataset
 from fedsap.errors import UserError
 from fedsap.evaluate import Scores
 from fedsap.federation import Federation, build_federation
+from fedsap.files import plainly as plainly
+from fedsap.files import write as write
 from fedsap.message import Cost, Message, flatten, restore
 from fedsap.methods import METHODS
 from fedsap.privacy import Ledger, Privacy, accountant, called
@@ -43,39 +45,12 @@ from fedsap.training.rounds import Clients, Outcome, play_all
 
 Row = dict[str, Any]
 NODES = "nodes.json"
+_FIRST = ("partition.json", "environment.json", "config.json", NODES)  # in the order in which they are written
 Build = Callable[[Sequence[Config]], Federation[Clients]]
 
 
 class Stopped(Exception):
     """The run was asked to stop; what is done so far is in its checkpoint."""
-
-
-@contextlib.contextmanager
-def plainly(path: Path) -> Iterator[None]:
-    """Failed writes in words."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror or error}; make room or choose another --out"
-        ) from None
-    except SafetensorError as error:
-        raise UserError(f"{path}: cannot be written: {error}; make room or choose another --out") from None
-
-
-def write(path: Path, content: str) -> None:
-    """Replaces a file in one step: a reader finds the old content or the new."""
-    with plainly(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +70,8 @@ class Run:
         """Complains of a folder that holds something else, or that would be taken up without being asked to."""
         path = self.folder / "config.json"
         if not path.exists():
-            if self.folder.exists() and any(path.name != NODES for path in self.folder.iterdir()):
+            begun = (*_FIRST, *(f".{name}." for name in _FIRST))  # left by a process that died here
+            if self.folder.exists() and not all(path.name.startswith(begun) for path in self.folder.iterdir()):
                 raise UserError(f"{self.folder}: holds other files and no run; choose another --out")
             return
         there, mine = flat(read_json(path)), flat(decisive(self.config))
@@ -187,6 +163,8 @@ def execute_all(
             write(one.folder / "partition.json", json.dumps(federation.partitions[seed].to_dict()))
             write(one.folder / "environment.json", json.dumps(_environment(federation), indent=1))
             write(one.folder / "config.json", json.dumps(decisive(one.config), indent=1))
+        else:
+            _same_samples(one.folder, federation.partitions[seed].hash)
         rows[seed] = one.cut(last - 1 if waiting[seed] else last)
         if privacy is not None:
             past = waiting[seed] or (rows[seed][-1] if rows[seed] else None)
@@ -220,7 +198,7 @@ def execute_all(
             owed=any(waiting.values()),
         ):
             for seed, outcome in outcomes.items():
-                _sound(outcome, by_seed[seed].folder)
+                _sound(outcome, by_seed[seed])
             now = time.monotonic()
             for seed, outcome in outcomes.items():
                 if outcome.scores is not None and outcome.scores.kept is not None and federation.pictures is not None:
@@ -264,6 +242,7 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
             with plainly(one.checkpoint):
                 tensors = _content(federation, one.config.seed, outcome.server)
                 save_file(tensors, scratches[-1], about)
+                shutil.copymode(one.folder / "metrics.jsonl", scratches[-1])  # safetensors lets nobody else read it
                 with scratches[-1].open("rb") as file:
                     os.fsync(file.fileno())
     except BaseException:
@@ -303,6 +282,16 @@ def _take_up(federation: Federation[Clients], run: Run) -> tuple[Message | None,
     return restore(server), last, waiting
 
 
+def _same_samples(folder: Path, mine: str) -> None:
+    """Complains if the data are not those that the run began with."""
+    there = read_json(folder / "partition.json").get("hash")
+    if there != mine:
+        raise UserError(
+            f"{folder}: the run began with partition {str(there)[:16]}, and the data now give {mine[:16]}; "
+            "takes the same data, or another --out"
+        )
+
+
 def _round_of(path: Path) -> int:
     try:
         with safe_open(path, "pt") as file:
@@ -328,27 +317,31 @@ def metrics(folder: Path) -> list[Row]:
     if not path.exists():
         return []
     rows = []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                rows.append(json.loads(line))
-        except json.JSONDecodeError:
+                row = json.loads(line)
+                if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                    raise ValueError
+                rows.append(row)
+        except ValueError:
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is damaged") from None
     return rows
 
 
-def _sound(outcome: Outcome, folder: Path) -> None:
+def _sound(outcome: Outcome, run: Run) -> None:
     """Stops at the first loss that is not a number."""
     for name, values in outcome.terms.items():
         bad = (~torch.isfinite(values)).nonzero().flatten().tolist()
         if bad:
             client = outcome.clients[bad[0]]
+            kept = f"The checkpoint after round {run.done} is kept" if run.done else "There is no checkpoint yet"
             raise UserError(
-                f"{folder}: the loss term '{name}' of client {client} became {float(values[bad[0]])} "
+                f"{run.folder}: the loss term '{name}' of client {client} became {float(values[bad[0]])} "
                 f"in round {outcome.t}; "
-                "lower train.lr or the term's weight. The last checkpoint is kept"
+                f"lower train.lr or the term's weight. {kept}"
             )
 
 
@@ -419,12 +412,16 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> Row:
 
 def read_json(path: Path) -> Row:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes(), parse_constant=_refuse)
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged, not a JSON object; choose another --out")
+        raise UserError(f"{path}: missing or damaged, not a JSON object; choose another --out")
     return content
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _environment(federation: Federation[Clients]) -> Row:

@@ -6,11 +6,12 @@ from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fedsap.methods import METHODS
 from fedsap.report.tables import Table as Cells
@@ -168,23 +169,22 @@ def parts(found: Row) -> str:
 
 
 class Progressing:
-    """Follows the rounds of `runs` runs that go together: a live line in a terminal, a plain line per evaluation
-    elsewhere. What it shows are means over their clients."""
+    """Follows the rounds of `runs` runs that go together: in a terminal a live line with round and time left, and
+    losses and accuracies below it; elsewhere a plain line per evaluation. Means are over the runs' clients."""
 
     def __init__(self, title: str, rounds: int, done: int, console: Console, runs: int = 1) -> None:
         self._title, self._rounds, self._console, self._runs = title, rounds, console, runs
         self._rows: list[Row] = []
         self._accuracy = ""
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[loss]}"),
-            TextColumn("{task.fields[accuracy]}"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+            TextColumn("left", table_column=Column(no_wrap=True)),
             console=console,
         )
-        self._task: TaskID = self._progress.add_task(title, total=rounds, completed=done, loss="", accuracy="")
+        self._task: TaskID = self._progress.add_task(title, total=rounds, completed=done)
         self._live = Live(self._progress, console=console, refresh_per_second=8) if console.is_terminal else None
 
     def __enter__(self) -> "Progressing":
@@ -210,7 +210,8 @@ class Progressing:
             self._accuracy = "  ".join(f"{say} {100 * _mean(row['accuracy'][k]):.1f}%" for k, say in some.items())
         loss = "loss: " + " ".join(terms) if terms else "nobody answered"
         if self._live:
-            self._progress.update(self._task, completed=row["round"], loss=loss, accuracy=self._accuracy)
+            self._progress.update(self._task, completed=row["round"])
+            self._live.update(Group(self._progress, Text(loss), Text(self._accuracy)))
         elif "accuracy" in row:
             self._console.print(
                 f"{self._title}: round {row['round']}/{self._rounds}  {loss}  {self._accuracy}",

@@ -8,9 +8,8 @@ round takes 2 MB, and the images at most 6 MB, before compression. Files are rep
 played again after the death of the process leaves one file with the same content.
 """
 
-import os
+import io
 import re
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from fedsap.errors import UserError
 from fedsap.evaluate import Kept
+from fedsap.files import write
 
 SIDE = 32  # of a thumbnail, in pixels
 _LARGEST = float(np.finfo(np.float16).max)
@@ -111,16 +111,9 @@ def _load(path: Path) -> Mapping[str, NDArray[Any]]:
 
 
 def _save(path: Path, **arrays: NDArray[Any]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write(path, content.getvalue())
 
 
 def _short(values: NDArray[np.float32]) -> NDArray[np.float16] | NDArray[np.float32]:

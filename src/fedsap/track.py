@@ -8,9 +8,11 @@ returns.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -57,11 +59,9 @@ class TensorBoard:
     """Event files in the run's folder, under tensorboard/."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        try:
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from torch.utils.tensorboard import SummaryWriter
+
         place = folder / "tensorboard"
         self._last = 0
         if place.is_dir():
@@ -93,16 +93,38 @@ class MLflow:
     """A SQLite store beside the run's folder, mlflow.db, one experiment for all runs there."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        try:
-            import sqlalchemy  # noqa: F401
-            from mlflow.entities import Metric, Param
-            from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise _missing("mlflow") from None
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+        from sqlalchemy.exc import SQLAlchemyError
+
         for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        self._metric: Callable[..., Any] = Metric
-        self._client: Any = MlflowClient(store(folder.parent))
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._out, self._metric = folder.parent, Metric
+        self._errors = (OSError, MlflowException, SQLAlchemyError)
+        with self._plainly():
+            self._make_store(MlflowClient)
+            self._client: Any = MlflowClient(store(folder.parent))
+            self._open(folder, config, Param)
+
+    def _make_store(self, client: Callable[[str], Any]) -> None:
+        """The store with its tables, in one step: they take seconds, and one that is half made can never be opened."""
+        if not (self._out / "mlflow.db").exists():
+            with TemporaryDirectory(dir=self._out, prefix=".mlflow.") as scratch:
+                client(store(Path(scratch))).search_experiments(max_results=1)
+                (Path(scratch) / "mlflow.db").replace(self._out / "mlflow.db")
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Failed writes in words."""
+        try:
+            yield
+        except self._errors as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"--track mlflow: {self._out / 'mlflow.db'} cannot be used: {reason}") from None
+
+    def _open(self, folder: Path, config: Config, param: Callable[[str, str], Any]) -> None:
+        """The run of this folder, which may be there from before."""
         known = self._client.get_experiment_by_name("fedsap")
         place = (folder.parent / "mlflow").resolve().as_uri()
         experiment = known.experiment_id if known else self._client.create_experiment("fedsap", place)
@@ -116,18 +138,20 @@ class MLflow:
         made = self._client.create_run(experiment, tags={"folder": where}, run_name=folder.name)
         self._run, self._last = made.info.run_id, 0
         values = flat(config.model_dump(mode="json"))
-        self._client.log_batch(self._run, params=[Param(key, str(value)[:500]) for key, value in values.items()])
+        self._client.log_batch(self._run, params=[param(key, str(value)[:500]) for key, value in values.items()])
 
     def log(self, row: Row) -> None:
         if row["round"] <= self._last:
             return
         now = time.time_ns() // 1_000_000
         found = [self._metric(name, value, now, row["round"]) for name, value in scalars(row).items()]
-        self._client.log_batch(self._run, metrics=found)  # one transaction
+        with self._plainly():
+            self._client.log_batch(self._run, metrics=found)  # one transaction
         self._last = row["round"]
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        with self._plainly():
+            self._client.set_terminated(self._run)
 
 
 def store(out: Path) -> str:
@@ -135,18 +159,17 @@ def store(out: Path) -> str:
     return f"sqlite:///{(out / 'mlflow.db').resolve()}"
 
 
-def _missing(name: str) -> UserError:
-    return UserError(f"--track {name}: needs packages that are not installed: pip install 'fedsap[track]'")
-
-
 _KINDS: Mapping[str, Callable[[Path, Config], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+_PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
 def check(names: Iterable[str]) -> None:
-    """Complains of a name that is no tracker's."""
+    """Complains of a name that is no tracker's, and of one whose packages are not there."""
     for name in names:
         if name not in _KINDS:
             raise UserError(f"--track: got '{name}', takes {' or '.join(NAMES)}")
+        if any(find_spec(package) is None for package in _PACKAGES[name]):
+            raise UserError(f"--track {name}: needs packages that are not installed: pip install 'fedsap[track]'")
 
 
 class Tracked:

@@ -169,7 +169,7 @@ def test_a_file_with_a_damaged_entry(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("text.pth", b"not weights at all", "cannot be read as .pth"),
+        ("text.pth", b"not weights at all", "cannot be read as .pth: it holds something else than plain tensors"),
         ("text.npz", b"not weights at all", "cannot be read as .npz"),
         ("weights.bin", b"", "a name ending in .pth or .npz is needed"),
     ],
@@ -184,6 +184,20 @@ def test_a_pth_that_holds_no_dictionary(tmp_path: Path) -> None:
     path = tmp_path / "list.pth"
     torch.save([torch.zeros(2)], path)
     assert_refused(path, "it holds list, not a dictionary of tensors")
+
+
+class Code:
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return print, ("code of a stranger",)
+
+
+def test_a_pth_with_code_in_it_is_not_read_and_nobody_is_told_to_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "code.pth"
+    torch.save({"conv1.weight": Code()}, path)
+    assert_refused(path, "is not read, since that could run code; takes what torch.save writes of a state_dict$")
+    assert capsys.readouterr().out == ""
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedsap.data.places import search_path
 from fedsap.data.split import Augment, Dataset, Pixels, Split
 from fedsap.errors import UserError
 
-__all__ = ["DATASETS", "Augment", "Dataset", "Pixels", "Split", "load", "pixels", "search_path"]
+__all__ = ["DATASETS", "Augment", "Dataset", "Pixels", "Split", "load", "pixels", "search_path", "shortage"]
 
 DATASETS: dict[str, str] = {
     "digits": "handwritten digits, built in: 10 classes, 1,442 + 355 grey images of 8x8",
@@ -51,6 +51,16 @@ def load(
     else:
         dataset = load_cifar(CIFAR10 if name == "cifar10" else CIFAR100, root)
     return _fixed(dataset, size, channels)
+
+
+def shortage(dataset: Dataset) -> str:
+    """What is missing of a data set that is used all the same; empty if nothing is.
+
+    >>> shortage(load("digits"))
+    ''
+    """
+    whole, there = {"cifar10": 50_000, "cifar100": 50_000}.get(dataset.name, 0), len(dataset.train.labels)
+    return f"{dataset.name}: {there:,} of its {whole:,} training images are there" if there < whole else ""
 
 
 def pixels(name: str, size: int, channels: int) -> Pixels:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsap.data import deal
 from fedsap.errors import UserError
+from fedsap.files import write
 
 Rule = Literal["fedproto", "normal", "dirichlet", "pathological", "iid"]
 Slices = Literal["cursor", "stride"]
@@ -128,17 +128,7 @@ class Partition:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON. Whoever reads `path` finds all of it or what was there before, whenever the process dies."""
-        target = Path(path)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                json.dump(self.to_dict(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write(Path(path), json.dumps(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -50,7 +50,7 @@ def _read(
     try:
         state = _arrays(file) if file.suffix == ".npz" else _tensors(file)
     except _DAMAGE as error:
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise UserError(f"model.weights: {file} ({size} bytes) cannot be read as {file.suffix}: {reason}") from error
     weights = layout.load(state, dict(shapes), f"model.weights: {file}", ignore)
     return {name: tensor.to(torch.float32) for name, tensor in weights.items()}
@@ -64,7 +64,13 @@ def _arrays(file: Path) -> Mapping[str, Tensor]:
 def _tensors(file: Path) -> Mapping[str, Tensor]:
     if file.suffix != ".pth":
         raise ValueError("a name ending in .pth or .npz is needed")
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, KeyError):  # torch would now advise to read it all the same
+        raise ValueError(
+            "it holds something else than plain tensors, and is not read, since that could run code; "
+            "takes what torch.save writes of a state_dict"
+        ) from None
     if not isinstance(state, Mapping):
         raise ValueError(f"it holds {type(state).__name__}, not a dictionary of tensors")
     return state

@@ -1,11 +1,11 @@
 """The report of runs: tables, figures and a page, from run folders alone."""
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsap.errors import UserError
+from fedsap.files import write
 
 FORMATS = ("html", "md", "tex")
 
@@ -85,16 +85,5 @@ def _without_folders(line: str, folders: Sequence[Path]) -> str:
 
 
 def _put(path: Path, text: str) -> Path:
-    """Replaces a file in one step, readable to whom new files are."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write(path, text)
     return path
