@@ -65,6 +65,8 @@ def play(
     """Has the runs played on Flower, and passes on what appears in their folders. They are written where the SuperLink
     is: this is meant for the same machine."""
     need_flower("--engine flower")
+    if superlink is not None:
+        _answers(superlink)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STATUS, "stop"):
@@ -104,6 +106,20 @@ def play(
         raise Stopped(f"stopped after round {missing[0].done}")
     if missing:
         raise Stopped(f"Flower ended the run{_last_error(folder / LOG)}; {folder / LOG} says more")
+
+
+def _answers(superlink: SuperLink) -> None:
+    """Complains of a SuperLink that is not there, before anything is written."""
+    host, _, port = superlink.address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--superlink: got '{superlink.address}', takes HOST:PORT such as 127.0.0.1:8000")
+    if superlink.ca is not None and not superlink.ca.is_file():
+        raise UserError(f"--ca: no file {superlink.ca}; takes the certificate of the authority, ca.crt")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"--superlink: {superlink.address} does not answer ({why}); fedsap server starts one") from None
 
 
 def _last_error(log: Path) -> str:
