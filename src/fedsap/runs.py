@@ -222,7 +222,7 @@ def execute_all(
                 saved = time.monotonic()
                 writing += saved - now
             if stopping and not over:
-                raise Stopped(f"stopped after round {outcome.t}")
+                raise Stopped(f"{config.method['name']}: stopped after round {outcome.t}")
     for seed, one in by_seed.items():
         result = summary(one.config, federation.partitions[seed].hash, rows[seed])
         write(one.folder / "result.json", json.dumps(result))
