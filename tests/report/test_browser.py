@@ -248,7 +248,8 @@ def test_the_live_view_of_an_empty_folder_says_what_to_do(browser, tmp_path):
         server.server_close()
 
 
-def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path):
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path, which):
     shutil.copytree(trained / "fedsap-1", tmp_path / "run", ignore=shutil.ignore_patterns("result.json", "snapshots"))
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:2]))
@@ -261,10 +262,14 @@ def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path):
         rounds = "document.getElementById('curve-plot').data?.find(t => t.meta === 'curve')?.x.join()"
         wait(browser, f"{rounds} === '2'")
         browser.execute_script("window.same = true")
+        focus = ("#table-measures thead tr:last-child th:nth-child(2) button", "#toggles input")[which]
+        browser.execute_script("document.querySelector(arguments[0]).focus()", focus)
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
             file.write("".join(rows[2:]))
         wait(browser, f"{rounds} === '2,4'")
         assert browser.execute_script("return window.same")  # without reloading
+        script = "return document.activeElement === document.querySelector(arguments[0])"
+        assert browser.execute_script(script, focus)  # who uses the keyboard stays where they are
         assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
     finally:
         browser.get("about:blank")

@@ -36,8 +36,8 @@
   const here = () => data.variants.filter((v) => v.setting === setting());
 
   function options(select, values, chosen) {
-    const before = chosen ?? select.value;
-    select.replaceChildren(...values.map(([value, text]) => make("option", { value }, text)));
+    const before = chosen ?? select.value, same = [...select.options].map((o) => [o.value, o.text]);
+    if (JSON.stringify(same) !== JSON.stringify(values.map((pair) => pair.map(String)))) select.replaceChildren(...values.map(([value, text]) => make("option", { value }, text)));
     if (values.some(([value]) => String(value) === String(before))) select.value = before;
   }
 
@@ -400,15 +400,24 @@
     draw();
   }
 
+  const place = (node) => {  // a selector that finds the node again in a page drawn anew
+    if (!node || node === document.body) return "";
+    if (node.id) return `#${CSS.escape(node.id)}`;
+    const above = place(node.parentElement);
+    return above && `${above} > :nth-child(${[...node.parentElement.children].indexOf(node) + 1})`;
+  };
+
   async function poll() {
     try {
       const answer = await fetch(`data.json?since=${data.revision}`, { cache: "no-store" });
       if (answer.status === 200) {
         data = await answer.json();
+        const focused = place(document.activeElement);
         const sorted = new Map([...document.querySelectorAll("#table-list article")].map((a) => [a.id, sortedBy(a.querySelector("table"))]));
         $("table-list").innerHTML = data.tables;
         document.querySelectorAll("#table-list article").forEach((a) => sortable(a.querySelector("table"), sorted.get(a.id)));
         draw();
+        if (focused && document.activeElement === document.body) document.querySelector(focused)?.focus({ preventScroll: true });
       }
     } catch {
       $("summary").textContent = "The server does not answer; trying again.";
