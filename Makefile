@@ -5,10 +5,12 @@
 # make clean   removes .venv and caches; leaves runs/
 #
 # PYTHON     another interpreter, 3.11 or newer:  make test PYTHON=python3.12
+# TEST_FLAGS  of pytest: two files at a time; many tests of Flower wait more than they work
 # PIP_FLAGS  more for pip, such as --extra-index-url with an index of torch builds without CUDA
 
 PYTHON ?= python3
 PIP_FLAGS ?=
+TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -22,7 +24,7 @@ run: $(STAMP)
 # The checks run even when a test fails. They come last and are short: pytest's summary stays in sight.
 test: $(STAMP)
 	@failed=0; \
-	$(BIN)/python -m pytest || failed=1; \
+	$(BIN)/python -m pytest $(TEST_FLAGS) || failed=1; \
 	$(MAKE) --no-print-directory check || failed=1; \
 	exit $$failed
 

@@ -21,10 +21,10 @@ import threading
 import time
 from pathlib import Path
 
-from fedsap.engines.flower.launch import QUIET
+from fedsap.deploy.start import environment
 
 TOOLS = Path(sys.executable).parent
-ENVIRONMENT = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PATH": f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}"}
+ENVIRONMENT = environment(os.environ, TOOLS) | {"OMP_NUM_THREADS": "1"}
 
 
 def below(pid: int) -> list[int]:
@@ -105,14 +105,14 @@ def port() -> int:
 
 def deploy(scratch: Path, count: int) -> dict:
     """Rounds of two SuperNodes, and when in a round each of them did what, from its own log."""
-    link, environment = port(), ENVIRONMENT | {"FLWR_HOME": str(scratch / "home")}
+    link, surroundings = port(), ENVIRONMENT | {"FLWR_HOME": str(scratch / "home")}
     stamps: dict[str, list[tuple[float, str]]] = {"n0": [], "n1": []}
     started = []
 
     def start(command: list[str], stamped: list[tuple[float, str]] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command,
-            env=environment,
+            env=surroundings,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -75,7 +75,8 @@ def pair(
         None if pool is None else _on(device, pool(order, classes, look, range(rounds + 1, rounds + more + 1))),
     )
     test = Images.of(tests, [test_lists[c] for c in order], torch.device(device))
-    task = Task(network, classes, len(sizes), rounds, more, stack.pool.size if pool else 0)
+    used = stack.pool.rounds if stack.pool else range(0)
+    task = Task(network, classes, len(sizes), rounds, more, stack.pool.size if stack.pool else 0, used)
     simulation = Simulation(stack, test, task, chunk=7, together=together)
     models = []
     for c in range(len(sizes)):

@@ -1,8 +1,6 @@
 """Flower's own processes on 127.0.0.1: certificates, a SuperLink, SuperNodes, and fedsap run beside them."""
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import signal
@@ -13,12 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-from fedsap.engines.flower.launch import QUIET
+from fedsap.deploy.certificates import write
+from fedsap.deploy.start import environment
 
 TOOLS = Path(sys.executable).parent
 
@@ -50,14 +44,13 @@ class Federation:
     def __post_init__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
-        self.environment = os.environ | QUIET | {
+        self.environment = environment(os.environ, TOOLS) | {
             "FLWR_HOME": str(self.folder / "home"),
-            "PATH": f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
+        }
         if self.secure:
-            certificates(self.folder)
+            write(self.folder, ["127.0.0.1", "localhost"], ["n0", "n1", "n2"])
 
     def __enter__(self):
         return self
@@ -102,7 +95,7 @@ class Federation:
 
     def register(self, name):
         """The node's key becomes known to the SuperLink."""
-        self.flwr("supernode", "register", self.folder / f"{name}.pub", "here", "--name", name)
+        self.flwr("supernode", "register", self.folder / "nodes" / f"{name}.pub", "here", "--name", name)
 
     def flwr(self, *words):
         home = self.folder / "home"
@@ -121,7 +114,8 @@ class Federation:
         """A SuperNode that has joined."""
         words = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in ({"name": name} | config).items())
         tls = (
-            ["--root-certificates", self.folder / "ca.crt", "--auth-supernode-private-key", self.folder / name]
+            ["--root-certificates", self.folder / "ca.crt",
+             "--auth-supernode-private-key", self.folder / "nodes" / name]
             if self.secure else ["--insecure"]
         )  # fmt: skip
         self.start(
@@ -171,39 +165,3 @@ def named(pid, word):
             if word in Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace"):
                 found.append(child)
     return found
-
-
-def certificates(folder, nodes=("n0", "n1", "n2")):
-    """A certificate authority, a certificate for 127.0.0.1, and a key pair for each node."""
-    now = datetime.datetime.now(datetime.UTC)
-
-    def key(name, form=serialization.PrivateFormat.PKCS8):
-        made = ec.generate_private_key(ec.SECP384R1())
-        secret = made.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        (folder / name).write_bytes(secret)
-        return made
-
-    def signed(subject, public, issuer, by, *extensions):
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=1))
-        )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=False)
-        return builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca, server = key("ca.key"), key("server.key")
-    authority = x509.BasicConstraints(ca=True, path_length=None)
-    (folder / "ca.crt").write_bytes(signed("test CA", ca.public_key(), "test CA", ca, authority))
-    here = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    (folder / "server.crt").write_bytes(signed("localhost", server.public_key(), "test CA", ca, here))
-    for name in nodes:
-        public = key(name, serialization.PrivateFormat.OpenSSH).public_key()
-        (folder / f"{name}.pub").write_bytes(
-            public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        )

@@ -13,6 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedsap.cli import app
+from fedsap.methods import METHODS
 
 SMALL = ["--set", "partition.clients=4", "--set", "train.rounds=4", "--set", "eval.every=2"]
 
@@ -122,6 +123,20 @@ def test_run_on_a_folder_of_ones_own_images(tmp_path):
     assert json.loads(done.stdout)["methods"][0]["dataset"] == "folder"
 
 
+@pytest.mark.parametrize("size", [0, 10])
+def test_all_methods_run_and_it_is_said_who_cannot(tmp_path, size):
+    words = ["--method", "all", "--set", f"unlabelled.size={size}", "--set", "unlabelled.rounds=2", "--json"]
+    done = fedsap("run", *SMALL, *words, "--out", tmp_path / "o")
+    assert done.returncode == 0, done.stderr
+    found = [m["method"] for m in json.loads(done.stdout)["methods"]]
+    needy = [name for name, m in METHODS.items() if m.needs_pool]
+    idle = [name for name, m in METHODS.items() if not m.uses_pool]
+    assert found == [name for name in METHODS if size or name not in needy]
+    said = done.stderr.splitlines()[0]
+    listed = said.partition(": ")[2].split(", ")
+    assert ("left out" in said, listed) == ((False, idle) if size else (True, needy))
+
+
 def test_partition_shows_saves_and_draws(tmp_path, cifar):
     words = ["partition", "--data", cifar, "--set", "data.name=cifar10", "--set", "partition.shots=5", "--seed", "1235"]
     done = fedsap(*words, "--json", "--picture", tmp_path / "p.png", "--save", tmp_path / "p.json")
@@ -201,6 +216,7 @@ def test_report_of_a_finished_run(tmp_path):
         (["run", "--method", "json:Missing"], "'json' has no 'Missing'"),
         (["run", "--method", "json:JSONDecoder"], "takes a dataclass derived from fedsap.methods.Method"),
         (["run", "--set", "model.name=json:loads"], "it cannot be called with classes, shape"),
+        (["run", "--method", "fedsap", "--method", "semifl"], "method.name=semifl needs unlabelled samples"),
         (["run", "--set", "device=tpu"], "device: got 'tpu'"),
         (["report", "nothing-here"], "nothing-here"),
         (["list", "planets"], "got 'planets'"),

@@ -39,6 +39,7 @@ def one(**user):
         ("unlabelled.magnitude=31", "unlabelled.magnitude"),
         ("method.margin_quantile=1.5", "method.margin_quantile: got 1.5"),
         ("method.accept=most", "method.accept: got 'most'"),
+        ("method.name=fixmatch", "unlabelled.size: got 0, and method.name=fixmatch needs unlabelled samples"),
         ("engine=ray", "engine: got 'ray'"),
     ],
 )
@@ -99,7 +100,15 @@ def test_the_second_phase_comes_after_the_first_unless_told_otherwise():
 def test_methods_and_seeds_multiply():
     configs = resolve({}, ["fedsap", "local"], [1, 2])
     assert [(c.method["name"], c.seed) for c in configs] == [("fedsap", 1), ("fedsap", 2), ("local", 1), ("local", 2)]
-    assert [c.method["name"] for c in resolve({}, ["all"])] == list(METHODS)
+
+
+def test_all_is_every_method_that_can_run():
+    def names(*pairs):
+        return [c.method["name"] for c in resolve(assignments(pairs), ["all"])]
+
+    assert names() == [name for name, m in METHODS.items() if not m.needs_pool]
+    assert names("unlabelled.size=20") == list(METHODS)
+    assert len(names()) < len(METHODS)
 
 
 def test_text_that_is_not_toml_is_a_string():

@@ -18,8 +18,10 @@ from fedsap.runs import flat
 ROOT = Path(__file__).parents[1]
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 PAGES = [ROOT / "docs/choices.md", *METHOD_PAGES]
+MORE = [ROOT / "docs/robust.md", ROOT / "docs/privacy.md"]  # what they say is not for all methods
 
 page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+any_page = pytest.mark.parametrize("page", [*PAGES, *MORE], ids=lambda path: path.stem)
 method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -90,14 +92,14 @@ def test_keys_are_told_apart(key, there):
     assert known(key) is there
 
 
-@page
+@any_page
 def test_every_key_on_a_page_exists(page):
     found = keys(page.read_text(encoding="utf-8"))
     assert found
     assert [key for key in found if not known(key)] == []
 
 
-@page
+@any_page
 def test_every_command_on_a_page_is_understood(page):
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.splitlines():
@@ -114,7 +116,7 @@ def test_every_assignment_on_a_page_is_valid(page):
     spans = re.findall(r"`((?:[a-z_]+\.)+[a-z_]+=[^` ]+)`", page.read_text(encoding="utf-8"))
     refused = {"method.fedproto.align=0", "method.fedmps.soft=0"}  # and the pages say so
     for pair in set(spans) - refused:
-        assert resolve(assignments([pair]), list(METHODS)), pair
+        assert resolve(assignments(["unlabelled.size=8", pair]), list(METHODS)), pair
 
 
 def test_there_is_a_page_for_every_method():

@@ -40,7 +40,8 @@ def runs(tmp_path_factory, digits):
     folder = tmp_path_factory.mktemp("runs")
     found = {}
     for name in BUILT_IN:
-        more = {"apfl": ["train.participation=0.5", "method.mix=logits"], "fedsap": POOL}.get(name, [])
+        more = POOL if METHODS[name].uses_pool else []
+        more = [*more, "train.participation=0.5", "method.mix=logits"] if name == "apfl" else more
         configs = resolve(assignments([*KEYS, *more]), [name], [5, 6])
         group = [Run(folder / f"{name}-{c.seed}", c) for c in configs]
         execute_all(group, lambda some: build_federation(some, digits))
@@ -61,14 +62,14 @@ def test_every_client_is_as_good_as_the_run_says(name, seed, runs, digits):
             if by == "head" or found.bank is not None:
                 right = scores(found, x, by, allowed(found, by, among)).argmax(-1) == y
                 assert float(right.float().mean()) == pytest.approx(last[measure][client], abs=1e-6), (client, measure)
-    rounds = 5 if name == "fedsap" else 3
+    rounds = 5 if METHODS[name].uses_pool else 3
     about = {"run": f"{name}-{seed}", "data": "digits", "seed": seed, "client": 3, "round": rounds}
     assert (found.about, found.classes, found.pixels) == (about, digits.classes, digits.pixels)
 
 
 def test_methods_with_prototypes_have_them(runs):
     have = {name for name in BUILT_IN if of_run(runs[name, 5].folder, 0).bank is not None}
-    assert have == {"fedsap", "fedproto", "fedmps", "fednh", "fedpac"}
+    assert have == {"fedsap", "fedproto", "fedmps", "fednh", "fedpac", "protofssl", "fedppl"}
 
 
 @pytest.fixture

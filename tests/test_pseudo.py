@@ -114,3 +114,30 @@ def test_an_embedding_of_zeros_has_a_finite_gradient():
     h = torch.zeros(1, 1, 2, dtype=torch.float64, requires_grad=True)
     losses.consistency(h, torch.tensor([[0]]), torch.ones(1, 1, dtype=torch.bool), BANK).sum().backward()
     assert torch.isfinite(h.grad).all()
+
+
+def test_pseudo_labels_cost_their_logarithm_over_all_or_over_those_that_count():
+    z = torch.tensor([[[1.0, 2.0, 4.0], [0.0, 3.0, 1.0], [5.0, 5.0, 5.0]]], dtype=torch.float64).requires_grad_()
+    labels, counted = torch.tensor([[2, 0, -1]]), torch.tensor([[True, True, True]])
+    each = [math.log(sum(math.exp(v) for v in row)) - row[c] for row, c in (((1, 2, 4), 2), ((0, 3, 1), 0))]
+    assert losses.pseudo(z, labels, counted, None, "all").item() == pytest.approx(sum(each) / 3)
+    assert losses.pseudo(z, labels, counted, None, "counted").item() == pytest.approx(sum(each) / 2)
+    few = losses.pseudo(z, labels, counted, torch.tensor([[False, True, True]]), "counted")  # class 0 is not among them
+    assert few.item() == pytest.approx(math.log(math.exp(2) + math.exp(4)) - 4)
+    few.sum().backward()
+    assert (z.grad[0, 1:] == 0).all()
+    assert losses.pseudo(z, labels, ~counted, None, "counted").item() == 0
+
+
+def test_divergence_is_a_mean_over_the_samples_that_count():
+    target = torch.tensor([[[0.0, 2.0], [3.0, 0.0], [1.0, 1.0]]], dtype=torch.float64).requires_grad_()
+    z = torch.zeros_like(target).requires_grad_()
+    some = torch.tensor([[True, False, True]])
+    p = 1 / (1 + math.exp(-2))
+    by_hand = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
+    found = losses.divergence(target, z, some)
+    assert found.item() == pytest.approx(by_hand / 2)
+    found.sum().backward()
+    assert target.grad is None
+    assert (z.grad[0, 1] == 0).all()
+    assert losses.divergence(target, z, ~some & some).item() == 0

@@ -21,7 +21,10 @@ SMALL = {"partition": {"clients": 4}, "train": {"rounds": 6, "checkpoint": 0.0},
 
 
 def config(name="fedsap", /, **user):
-    merged = {k: SMALL.get(k, {}) | user.get(k, {}) for k in SMALL.keys() | user.keys()}
+    small = SMALL | (
+        {"unlabelled": {"size": 20, "rounds": 4, "start": 1, "batch": 4}} if METHODS[name].needs_pool else {}
+    )
+    merged = {k: small.get(k, {}) | user.get(k, {}) for k in small.keys() | user.keys()}
     return resolve(merged, [name])[0]
 
 
@@ -43,10 +46,7 @@ def same(one, other):
     assert all(torch.equal(v, other[2][k]) for k, v in one[2].items())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("more", [{}, {"train": {"participation": 0.6, "failures": 0.3, "reset_momentum": False}}])
-def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
-    more = more | {"method": {"cfl": {"after": 1, "eps1": 100.0}}}  # splits before and after the stop
+def stopped_and_resumed(tmp_path, digits, method, more):
     whole, halted = Run(tmp_path / "whole", config(method, **more)), Run(tmp_path / "halted", config(method, **more))
     whole.execute(digits)
     seen = []
@@ -57,10 +57,17 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
     same(outcome(whole.folder), outcome(halted.folder))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("more", [{}, {"train": {"participation": 0.6, "failures": 0.3, "reset_momentum": False}}])
+def test_stopped_and_resumed_is_never_stopped(tmp_path, digits, method, more):
+    turns = {"cfl": {"after": 1, "eps1": 100.0}, "fedmatch": {"refresh": 2}}  # before and after the stop
+    stopped_and_resumed(tmp_path, digits, method, more | {"method": turns})
+
+
 @pytest.mark.parametrize("refresh", ["round", "batch", "once"])
 def test_the_second_phase_stopped_and_resumed_is_never_stopped(tmp_path, digits, refresh):
     more = {"train": {"rounds": 2}, "unlabelled": {"size": 30, "rounds": 4}, "method": {"refresh": refresh}}
-    test_stopped_and_resumed_is_never_stopped(tmp_path, digits, "fedsap", more)
+    stopped_and_resumed(tmp_path, digits, "fedsap", more)
     rows = metrics(tmp_path / "halted")
     assert [row["phase"] for row in rows] == ["supervised"] * 2 + ["semi-supervised"] * 4
     assert all("unlabelled" in row for row in rows[2:])

@@ -134,6 +134,19 @@ def _following(track: list[str], console: Console, group: Sequence[Any] = ()) ->
         yield hear
 
 
+def _aside(configs: Sequence[Config]) -> Iterator[str]:
+    """What is to be said of methods and unlabelled samples before a run."""
+    from fedsap.methods import METHODS
+
+    mine = dict.fromkeys(c.method["name"] for c in configs)
+    idle = [name for name in mine if not METHODS[name].uses_pool]
+    if configs[0].unlabelled.size and idle:
+        yield f"without a use for unlabelled samples, trained on the labelled ones: {', '.join(idle)}"
+    needy = [name for name, m in METHODS.items() if m.needs_pool]
+    if set(mine) == METHODS.keys() - needy:  # what `all` has come to
+        yield f"left out, because they need unlabelled samples (unlabelled.size): {', '.join(needy)}"
+
+
 @app.command()
 @_mending
 def run(
@@ -168,7 +181,6 @@ def run(
     from fedsap.collect import collect
     from fedsap.continued import take_over
     from fedsap.federation import build_federation, dataset
-    from fedsap.methods import METHODS
     from fedsap.report import write_report
     from fedsap.runs import Run, Stopped, execute_all, together
     from fedsap.track import check
@@ -187,8 +199,8 @@ def run(
     runs = [Run(folder / f"{c.method['name']}-{c.seed}", c) for c in configs]
     for one in runs:
         one.check(resume)
-    for name in {c.method["name"] for c in configs if c.unlabelled.size and not METHODS[c.method["name"]].uses_pool}:
-        console.print(f"{name} has no use for unlabelled samples; it trains on the labelled ones", highlight=False)
+    for line in _aside(configs):
+        console.print(line, highlight=False, soft_wrap=True)
     try:
         with _interrupts(console) as stop:
             if on_flower:
@@ -216,6 +228,8 @@ def run(
         typer.echo(json.dumps({"methods": entries, "out": str(folder)}))
     else:
         Console().print(show.results(entries))  # before the report: the results are there, whatever becomes of it
+        for line in filter(None, map(show.privacy, entries)):
+            typer.echo(line)
     for path in write_report([folder], folder, ("html",), _complain):
         if not as_json:
             typer.echo(f"report: {path}")
@@ -307,10 +321,12 @@ def list_(
 
     table = Table(show_header=True, box=None, pad_edge=False)
     if what == "methods":
-        for name in ("method", "", "paper", "sends"):
+        for name in ("method", "", "paper", "unlabelled", "sends"):
             table.add_column(name)
         for m in METHODS.values():
-            table.add_row(m.name, m.title, m.paper, m.sends)
+            table.add_row(
+                m.name, m.title, m.paper, "needed" if m.needs_pool else "used" if m.uses_pool else "", m.sends
+            )
     elif what in ("datasets", "models"):
         table.add_column(what[:-1])
         table.add_column("")
@@ -547,6 +563,83 @@ def _model(path: Path, client: int | None, own_code: bool) -> Any:
     if client not in (None, found.about.get("client")):
         raise UserError(f"--client: got {client}, but {path} holds client {found.about.get('client')}; leave it out")
     return found
+
+
+@app.command()
+@_mending
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are written; nothing is overwritten.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address of the server for nodes; may be repeated.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="A node's name; may be repeated.")] = None,
+) -> None:
+    """Make a certificate authority with the server's certificate, and a key pair for each node of a federation."""
+    from fedsap.deploy.certificates import write
+
+    for path in write(folder, host or [], node or []):
+        typer.echo(str(path))
+    for name in node or []:
+        typer.echo(f"flwr supernode register {folder / 'nodes' / name}.pub fedsap --name {name}")
+
+
+Ca = Annotated[Path | None, typer.Option("--ca", help="Certificate of the authority, in PEM.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys; for a trial on one machine.")]
+
+
+@app.command()
+@_mending
+def server(
+    host: Annotated[str, typer.Option("--host", help="Address of this machine alone; a proxy lets nodes in.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    ca: Ca = None,
+    cert: Annotated[Path | None, typer.Option("--cert", help="The server's certificate, in PEM.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The key of --cert, in PEM.")] = None,
+    database: Annotated[
+        Path | None, typer.Option("--database", help="File that keeps nodes and runs; by default in the user's data.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Start Flower's SuperLink: with TLS and node keys, closed to other machines, sending nothing to anybody."""
+    from fedsap.deploy import need_flower
+    from fedsap.deploy.start import become, server_arguments
+
+    need_flower("server")
+    become("flower-superlink", server_arguments(host, port, ca, cert, key, database, insecure))
+
+
+@app.command()
+@_mending
+def node(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the federation calls this node.")],
+    superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the server is reached.")],
+    ca: Ca = None,
+    key: Annotated[Path | None, typer.Option("--key", help="This node's private key.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of this node's data.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Folder for its models; by default in the user's data.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="NODE.toml", help="This node's own keys: data, model, train.")
+    ] = None,
+    client_port: Annotated[
+        int, typer.Option("--client-port", min=1, max=65535, help="On 127.0.0.1; another for each node of a machine.")
+    ] = 9094,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="Hold part I of N of a known data set, not own data.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Start Flower's SuperNode: this machine's part in a federation, which keeps its data and its models."""
+    from fedsap.deploy import need_flower
+    from fedsap.deploy.start import become, node_arguments
+
+    need_flower("node")
+    become(
+        "flower-supernode", node_arguments(name, superlink, ca, key, data, store, config, client_port, insecure, part)
+    )
 
 
 def main() -> None:

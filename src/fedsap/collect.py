@@ -59,6 +59,8 @@ def _entry(results: list[Row], config: Row) -> Row:
         way: {what: statistics.fmean(r["comm"][way][what] for r in results) for what in ("numbers", "bytes")}
         for way in ("up", "down")
     }
+    if "privacy" in first:
+        entry["privacy"] = {k: max(r["privacy"][k] for r in results) for k in first["privacy"]}  # of one run each
     entry["seconds"] = round(sum(r["seconds"] for r in results), 3)
     entry["partitions"] = [r["partition"] for r in results]
     entry["config"] = {k: v for k, v in config.items() if k != "seed"}

@@ -17,6 +17,7 @@ from fedsap.data.unlabelled import Balance
 from fedsap.errors import UserError
 from fedsap.methods import METHODS, Method, named
 from fedsap.presets import Layer
+from fedsap.privacy import Encoder, Privacy, Source, refusal
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -177,6 +178,22 @@ class FlowerKeys(Section):
     classes: list[str] = Field([], description="all class names, where nodes' own are not to be trusted; empty: theirs")
 
 
+class PrivacyKeys(Section):
+    noise: Rate = Field(
+        0.0, description="deviation of the noise on what a client sends, in units of its sensitivity; 0: none"
+    )
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="length to which each vector is clipped before it enters a class mean"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the epsilon that is reported")
+    encoder: Encoder = Field(
+        "trained", description="bound behind the noise; fixed: no guarantee for a network that is trained on the images"
+    )
+    source: Source = Field(
+        "seed", description="noise from the seed, to be repeated, or from the operating system, to be secret"
+    )
+
+
 def pool_rounds(rounds: int, unlabelled: Mapping[str, Any]) -> range:
     """The rounds with unlabelled samples, from `train.rounds` and the keys of the section.
 
@@ -201,6 +218,7 @@ class Config(Section):
     train: TrainKeys = TrainKeys()
     eval: EvalKeys = EvalKeys()
     flower: FlowerKeys = FlowerKeys()
+    privacy: PrivacyKeys = PrivacyKeys()
     seed: Annotated[int, Field(ge=0)] = Field(1234, description="the run's seed")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
     engine: Literal["simulate", "flower"] = Field(
@@ -217,6 +235,11 @@ class Config(Section):
         """All rounds: those of training, and those with unlabelled samples if they go on after these."""
         return max(self.train.rounds, self.pool_rounds.stop - 1)
 
+    def made_privacy(self) -> Privacy | None:
+        """What clients do to what they send, if they send anything and something is done to it."""
+        used = self.privacy.noise and self.made_method().passes()
+        return Privacy(**self.privacy.model_dump()) if used else None
+
     def made_method(self) -> Method:
         """The method with its options."""
         options = {k: v for k, v in self.method.items() if k != "name"}
@@ -225,7 +248,7 @@ class Config(Section):
 
 SECTIONS: dict[str, type[Section]] = {
     "data": DataKeys, "partition": PartitionKeys, "unlabelled": UnlabelledKeys, "model": ModelKeys, "train": TrainKeys,
-    "eval": EvalKeys, "flower": FlowerKeys
+    "eval": EvalKeys, "privacy": PrivacyKeys, "flower": FlowerKeys
 }  # fmt: skip
 TOP = ("preset", "seeds", "device", "engine")
 
@@ -287,6 +310,7 @@ def merged(*layers: Mapping[str, Any]) -> Layer:
 def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Config]:
     """One configuration per method and seed, from what the user gave; raises UserError for the first thing wrong.
 
+    `all` stands for every method, without unlabelled samples for every one that does not need them.
     `[method]` may name options of any of the methods that run, and `[method.fedproto]` options of one of them.
     """
     known = [*TOP, *SECTIONS, "method"]
@@ -299,7 +323,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     _table(user, "method")
     given = user.get("method", {})
     wanted = [named(name) for name in list(methods) or _names(given.get("name", "fedsap"))]
-    wanted = list(METHODS) if wanted == ["all"] else wanted
+    everything = wanted == ["all"]
+    wanted = list(METHODS) if everything else wanted
     for name in wanted:
         _known(name, METHODS, "method.name=", what="method")
     _check_options({k: v for k, v in given.items() if k != "name"}, wanted)
@@ -319,6 +344,8 @@ def resolve(user: Layer, methods: Sequence[str] = (), seeds: Sequence[int] = ())
     all_seeds = list(seeds) or base.get("seeds", [1234])
     if not isinstance(all_seeds, list) or not all_seeds or len(set(all_seeds)) < len(all_seeds):
         raise UserError(f"seeds: got {all_seeds!r}, takes a list of different whole numbers, such as [1234, 1235]")
+    if everything and not base.get("unlabelled", {}).get("size"):
+        wanted = [name for name in wanted if not METHODS[name].needs_pool]
     return [_one(base, given, name, seed) for name in dict.fromkeys(wanted) for seed in all_seeds]
 
 
@@ -335,9 +362,17 @@ def _one(base: Layer, given: Layer, name: str, seed: int) -> Config:
         raise UserError(f"eval.snapshots: got {late[0]}, takes rounds up to the last one ({config.rounds})")
     if config.engine == "flower" and config.eval.snapshots:
         raise UserError("eval.snapshots: embeddings and images do not leave Flower's nodes; takes [] with this engine")
+    if METHODS[name].needs_pool and not config.unlabelled.size:
+        raise UserError(
+            f"unlabelled.size: got 0, and method.name={name} needs unlabelled samples; takes how many each client has, "
+            "such as 60"
+        )
     reason = config.made_method().degenerate()
     if reason:
         raise UserError(f"method.name={name}: {reason}; choose other values, or that method")
+    reason = refusal(config.made_method(), config.unlabelled.size) if config.privacy.noise else None
+    if reason:
+        raise UserError(f"privacy.noise: got {config.privacy.noise}, but {reason}")
     return config
 
 

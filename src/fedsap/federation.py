@@ -139,6 +139,7 @@ def build_federation(
             config.train.precision,
         ),
         _pool(config, data, [parts[k.seed].pools[k.client] for k in keys], where) if config.unlabelled.size else None,
+        config.made_privacy(),
     )
     largest = max((len(pool) for one in parts.values() for pool in one.pools), default=0)
     task = task_of(config, network, parts[config.seed].clients, largest)
@@ -160,7 +161,8 @@ def build_network(config: Config, classes: int, shape: tuple[int, int, int]) -> 
 
 def task_of(config: Config, network: Network, clients: int, pool: int) -> Task:
     """What is known before the first round, of a federation whose largest pool has `pool` samples."""
-    return Task(network, network.classes, clients, config.train.rounds, config.rounds - config.train.rounds, pool)
+    more = config.rounds - config.train.rounds
+    return Task(network, network.classes, clients, config.train.rounds, more, pool, config.pool_rounds)
 
 
 def rules(config: Config) -> tuple[Presence, Judge]:

@@ -160,6 +160,42 @@ def consistency(h: Tensor, labels: Tensor, accepted: Tensor, bank: PerClass) -> 
     return torch.where(counted, distance, 0.0).sum(1) / counted.sum(1).clamp(min=1)
 
 
+def pseudo(
+    logits: Tensor, labels: Tensor, counted: Tensor, classes: Tensor | None, over: Literal["all", "counted"]
+) -> Tensor:
+    """Cross-entropy of unlabelled samples with their pseudo-labels.
+
+        1/N sum_{u counted} -log softmax(z_u)[c_u]
+
+    N is the number of all samples, or of those that count; 0 if there are none. With `classes`, the softmax runs over
+    those only, and a sample with another label does not count.
+    logits z: [Q, U, C], labels c: [Q, U] (-1: none, and does not count), counted: bool [Q, U] -> [Q]
+
+    >>> z, labels, counted = torch.zeros(1, 2, 4), torch.tensor([[3, 1]]), torch.tensor([[True, False]])
+    >>> [round(pseudo(z, labels, counted, None, over).item(), 3) for over in ("all", "counted")]
+    [0.693, 1.386]
+    """
+    counted = counted & (labels >= 0)
+    if classes is not None:
+        logits = logits.masked_fill(~classes[:, None, :], FAR)
+        counted = counted & classes.gather(1, labels.clamp(min=0))
+    each = F.cross_entropy(logits.flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none").view(labels.shape)
+    of = torch.ones_like(counted) if over == "all" else counted
+    return torch.where(counted, each, 0.0).sum(1) / of.sum(1).clamp(min=1)
+
+
+def divergence(target: Tensor, logits: Tensor, counted: Tensor) -> Tensor:
+    """Mean over the samples that count of KL( softmax(t_u) || softmax(z_u) ); 0 if there are none. The target is a
+    constant. target t, logits z: [Q, U, C], counted: bool [Q, U] -> [Q]
+
+    >>> divergence(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4), torch.ones(1, 2, dtype=torch.bool))
+    tensor([0.])
+    """
+    log_target, log_p = target.detach().log_softmax(-1), logits.log_softmax(-1)
+    each = (log_target.exp() * (log_target - log_p)).sum(-1)
+    return torch.where(counted, each, 0.0).sum(1) / counted.sum(1).clamp(min=1)
+
+
 def soften(logits: Tensor, y: Tensor, soft: PerClass, temperature: float) -> Tensor:
     """Divergence from the soft label of each sample's class: 1/B sum_i KL( softmax(g_{y_i}/T) || softmax(z_i/T) ).
 

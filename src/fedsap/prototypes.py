@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, table
+from fedsap.robust import UNWEIGHTED, Rule, centre, limited
 
 Distance = Literal["l2", "cosine"]
 
@@ -32,17 +33,19 @@ def means(sums: Tensor, counts: Tensor) -> PerClass:
     return PerClass(sums / counts.clamp(min=1)[..., None], counts > 0)
 
 
-def combine(local: PerClass, counts: Tensor | None = None) -> PerClass:
+def combine(local: PerClass, counts: Tensor | None = None, rule: Rule = "mean", trim: float = 0.2) -> PerClass:
     """The global bank: for each class the mean of the local prototypes of the clients that have it.
 
         p_c = 1/|Q_c| sum_{q in Q_c} p_{q,c}        or, with counts,   sum_q n_{q,c} p_{q,c} / sum_q n_{q,c}
 
-    local: [Q, C, d], counts: [Q, C] -> [C, d]
+    Some rules of `robust` put another centre in its place. local: [Q, C, d], counts: [Q, C] -> [C, d]
 
     >>> local = PerClass(torch.tensor([[[1.0], [5.0]], [[3.0], [0.0]]]), torch.tensor([[True, True], [True, False]]))
     >>> combine(local).values.flatten().tolist()
     [2.0, 5.0]
     """
+    if rule in UNWEIGHTED:
+        return centre(local, rule, trim)
     weight = local.mask.to(local.values.dtype) if counts is None else counts * local.mask
     total = weight.sum(0)
     mean = (local.values * weight[..., None]).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
@@ -76,11 +79,41 @@ def nearest(score: Tensor) -> Tensor:
     return index.masked_fill(best == -torch.inf, -1)
 
 
-def send(local: PerClass, counts: Tensor | None = None) -> Message:
-    """A reply of prototypes, with the number of samples behind each if they are to be weighed by it."""
-    if counts is None:
-        return {"proto": local}
-    return {"proto": local, "count": PerClass(counts.to(local.values)[..., None], local.mask)}
+def send(local: PerClass, counts: Tensor | None = None, probability: PerClass | None = None) -> Message:
+    """A reply of prototypes. If they are to be weighed: with the number of samples behind each, and with the client's
+    confidence in each, from the class means of its `probability`."""
+    message: Message = {"proto": local}
+    if counts is not None:
+        message["count"] = PerClass(counts.to(local.values)[..., None], local.mask)
+    return message if probability is None else message | confidence(probability)
+
+
+def confidence(probability: PerClass) -> Message:
+    """How sure a client's own head is of each of its classes, one number each, as it is sent:
+
+        a_{q,c} = 1/n_{q,c} sum_{i of c} softmax(logits_i)_c
+
+    probability: class means of softmax(logits), [Q, C, C] -> [Q, C, 1]
+
+    >>> means = PerClass(torch.tensor([[[0.8, 0.2], [0.3, 0.7]]]), torch.ones(1, 2, dtype=torch.bool))
+    >>> table(confidence(means), "confidence").values.flatten().tolist()
+    [0.800000011920929, 0.699999988079071]
+    """
+    return {"confidence": PerClass(probability.values.diagonal(dim1=-2, dim2=-1)[..., None], probability.mask)}
+
+
+def weights_of(replies: Message) -> Tensor | None:
+    """What the replies say that local prototypes are to be weighed by, or None, [Q, C]. A confidence is a probability:
+    what lies outside of (0, 1] is taken for the nearest that is not.
+
+    >>> sure = PerClass(torch.tensor([[[0.5]], [[900.0]]]), torch.ones(2, 1, dtype=torch.bool))
+    >>> weights_of({"confidence": sure}).flatten().tolist()
+    [0.5, 1.0]
+    """
+    found = [table(replies, "count").values[..., 0]] if "count" in replies else []
+    if "confidence" in replies:
+        found.append(table(replies, "confidence").values[..., 0].clamp(1e-6, 1))
+    return found[0] * found[1] if len(found) == 2 else found[0] if found else None
 
 
 def agreement(local: PerClass, sharpness: float) -> Tensor:
@@ -97,15 +130,22 @@ def agreement(local: PerClass, sharpness: float) -> Tensor:
     return (sharpness * F.cosine_similarity(local.values, combine(local).values[None], dim=-1)).exp()
 
 
-def combine_replies(replies: Message, before: PerClass | None = None, sharpness: float = 0.0) -> PerClass:
+def combine_replies(
+    replies: Message,
+    before: PerClass | None = None,
+    sharpness: float = 0.0,
+    *,
+    rule: Rule = "mean",
+    trim: float = 0.2,
+    limit: float = 0.0,
+) -> PerClass:
     """The global bank from replies made by `send`; a class that nobody sent keeps its prototype of `before`. With
-    `sharpness`, local prototypes count by their `agreement`."""
-    local = table(replies, "proto")
-    counts = table(replies, "count").values[..., 0] if "count" in replies else None
+    `sharpness`, local prototypes count by their `agreement`; `limit` is that of `robust.limited`."""
+    local, weight = limited(table(replies, "proto"), limit), weights_of(replies)
     if sharpness:
-        weight = agreement(local, sharpness)
-        counts = weight if counts is None else counts * weight
-    return kept(combine(local, counts), before)
+        agreed = agreement(local, sharpness)
+        weight = agreed if weight is None else weight * agreed
+    return kept(combine(local, weight, rule, trim), before)
 
 
 def steadied(bank: PerClass, before: PerClass | None, inertia: float) -> PerClass:

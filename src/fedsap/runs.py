@@ -39,6 +39,7 @@ from fedsap.files import plainly as plainly
 from fedsap.files import write as write
 from fedsap.message import Cost, Message, flatten, restore
 from fedsap.methods import METHODS
+from fedsap.privacy import Ledger, Privacy, accountant, called
 from fedsap.snapshots import save_snapshot
 from fedsap.training.rounds import Clients, Outcome, play_all
 
@@ -147,6 +148,10 @@ def execute_all(
     began = time.monotonic()
     federation = build([one.config for one in runs])
     by_seed = {one.config.seed: one for one in runs}
+    privacy = config.made_privacy()
+    if privacy is not None:
+        accountant()  # if it is missing, say so before anything is written
+    ledgers: dict[int, Ledger] = {}
     servers: dict[int, Message | None] = {}
     rows: dict[int, list[Row]] = {}
     waiting: dict[int, Row | None] = {}  # for figures that come with the next round
@@ -161,6 +166,10 @@ def execute_all(
         else:
             _same_samples(one.folder, federation.partitions[seed].hash)
         rows[seed] = one.cut(last - 1 if waiting[seed] else last)
+        if privacy is not None:
+            past = waiting[seed] or (rows[seed][-1] if rows[seed] else None)
+            first = [int(config.train.warm_start)] * federation.task.clients  # it has sent something before round 1
+            ledgers[seed] = Ledger(privacy, list(past["privacy"]["releases"]) if past else first)
     loading = time.monotonic() - began
     writing = 0.0
     saved = began = time.monotonic()
@@ -200,6 +209,8 @@ def execute_all(
                 if before is not None:
                     put(seed, before | _figures(outcome.late))
                 row = _row(outcome, (now - began) / len(runs), config)  # its share of the stack's time
+                if seed in ledgers:
+                    row["privacy"] = ledgers[seed].add(outcome.asked)
                 if outcome.owed:
                     waiting[seed] = row
                 else:
@@ -245,7 +256,8 @@ def _save(federation: Federation[Clients], outcomes: Mapping[Run, tuple[Outcome,
 
 def _content(federation: Federation[Clients], seed: int, server: Message) -> dict[str, Tensor]:
     """What a checkpoint holds: the server's state, and what the engine keeps of the clients."""
-    tensors = {f"server/{k}": v for k, v in flatten(server).items()} | federation.clients.kept(seed)
+    mine = {f"server/{k}": v.clone() for k, v in flatten(server).items()}  # one tensor may be there under two names
+    tensors = mine | federation.clients.kept(seed)
     return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
@@ -376,6 +388,8 @@ def decisive(config: Config) -> Row:
         content["train"].pop(key)
     content.pop("device")
     content.pop("flower")
+    if not content["privacy"]["noise"]:  # runs without it are as they were before there was any
+        content.pop("privacy")
     for key in ("snapshots", "gradients"):  # what is looked at besides; runs without it are as they were before it
         if not content["eval"][key]:
             content["eval"].pop(key)
@@ -439,7 +453,7 @@ def summary(config: Config, partition_hash: str, rows: list[Row]) -> Row:
         accuracy[name] = {
             "mean": means[-1], "best": best, "best_round": None if at is None else -at, "per_client": values
         }  # fmt: skip
-    return {
+    result = {
         "method": config.method["name"],
         "dataset": config.data.name,
         "seed": config.seed,
@@ -450,6 +464,14 @@ def summary(config: Config, partition_hash: str, rows: list[Row]) -> Row:
         "comm": {way: _per_round([row[way] for row in steady]) for way in ("up", "down")},
         "seconds": round(sum(row["seconds"] for row in rows), 3),
     }
+    privacy = config.made_privacy()
+    return result | ({"privacy": _most(privacy, rows[-1]["privacy"])} if privacy else {})
+
+
+def _most(privacy: Privacy, said: Row) -> Row:
+    """What holds for every client after a run."""
+    most = {name: max(said[name]) for name in (called(privacy), "releases")}
+    return {**most, "delta": privacy.delta, "source": privacy.source}
 
 
 def _per_round(rounds: list[list[list[int]]]) -> Row:

@@ -73,6 +73,25 @@ def results(entries: Sequence[Entry]) -> Table:
     return table
 
 
+def privacy(entry: Entry) -> str | None:
+    """What an entry's epsilon says, and of what.
+
+    >>> spent = {"epsilon": 9.608, "releases": 60, "delta": 1e-05, "source": "seed"}
+    >>> privacy({"method": "fedsap", "privacy": spent})
+    'FedSAP: epsilon 9.61 at delta 1e-05 for all images of a client, from whoever does not know the seed'
+    """
+    found = entry.get("privacy")
+    if found is None:
+        return None
+    title, after = METHODS[entry["method"]].title, f"at delta {found['delta']:g}"
+    if "epsilon_if_fixed" in found:
+        return (
+            f"{title}: no guarantee; epsilon {found['epsilon_if_fixed']:.2f} {after} if the network had seen no image"
+        )
+    whom = ", from whoever does not know the seed" if found["source"] == "seed" else ""
+    return f"{title}: epsilon {found['epsilon']:.2f} {after} for all images of a client{whom}"
+
+
 def table(found: Cells) -> Table:
     """A table of the report. What it has in bold is bold here too, with a tick; where all groups of columns have the
     same names, they stand below each other, since a terminal is narrow."""

@@ -45,6 +45,7 @@ def scalars(row: Row) -> dict[str, float]:
     for way in ("up", "down"):
         found[f"{way}/numbers"] = float(sum(numbers for numbers, _ in row[way]))
         found[f"{way}/bytes"] = float(sum(size for _, size in row[way]))
+    found |= {f"privacy/{name}": float(max(values)) for name, values in row.get("privacy", {}).items()}
     found["seconds"] = float(row["seconds"])
     return {name: value for name, value in found.items() if math.isfinite(value)}
 

@@ -10,6 +10,7 @@ from PIL import Image
 from data.test_strong import H, W, by_hand, pictures
 from fedsap.data import strong
 from gpu.test_training import apart
+from methods.test_pools import EVERY
 from training.test_pool import BASE, pools
 from training.test_pool import played as on_cpu
 
@@ -64,6 +65,20 @@ def test_a_recorded_second_phase_is_the_cpus(refresh, dtype, tolerance):
         assert one.figures.keys() == other.figures.keys()
         for name, value in other.figures.items():
             assert torch.allclose(one.figures[name], value, atol=1e-4, equal_nan=True), name
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_a_recorded_round_of_every_method_with_a_pool_is_the_cpus(name, dtype, tolerance):
+    mine, gpu = on_cpu(EVERY[name], dtype=dtype, device="cuda")
+    theirs, cpu = on_cpu(EVERY[name], dtype=dtype)
+    assert gpu.recorder is not None
+    assert gpu.recorder.recordings > 0
+    assert apart(gpu, cpu) < tolerance
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.terms.keys() == other.terms.keys()
+        for term, value in other.terms.items():
+            assert torch.allclose(one.terms[term].double(), value.double(), rtol=100 * tolerance, atol=100 * tolerance)
 
 
 def test_replayed_steps_with_a_pool_are_the_eager_ones_to_the_bit():

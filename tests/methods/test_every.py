@@ -29,12 +29,20 @@ NUMBERS = {
     "cfl": (WEIGHTS, WEIGHTS),
     "ditto": (WEIGHTS + 1, WEIGHTS),
     "apfl": (WEIGHTS + 1, WEIGHTS),
+    # With a pool from round 1 on, so that helpers come in round 2.
+    "fixmatch": (WEIGHTS + 1, WEIGHTS),
+    "fedmatch": (2 * WEIGHTS + 1, 2 * WEIGHTS + 2 * WEIGHTS),  # theta and psi; the psi of two helpers
+    "semifl": (WEIGHTS + 1, WEIGHTS),
+    "protofssl": (BODY + 1 + 3 * D, BODY + 10 * D + 5 * 3 * D),  # the bank, and what five helpers have
+    "semifed": (WEIGHTS + 1, WEIGHTS + 2 * WEIGHTS),  # two others' weights
+    "fedppl": (WEIGHTS + 1 + 3 * D, WEIGHTS + 10 * D),
     "local": (0, 0),
 }
 
 
 def configs(name, *seeds, **keys):
     user = {
+        "unlabelled": {"size": 12 * METHODS[name].needs_pool, "rounds": 2, "start": 0, "batch": 4},
         "partition": {"clients": 20, "ways": 3, "shots": 8, "spread": 0},
         "train": {"rounds": 3},
         "eval": {"every": 3},

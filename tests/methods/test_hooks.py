@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
-from federations import pair
+import pooled
+from federations import pair, played
 from fedsap.message import PerClass, prefixed, under
 from fedsap.methods import FedAvg, FedProto
-from fedsap.methods.method import Method, Phase
+from fedsap.methods.method import Choice, Method, Phase
 
 
 def test_prototypes_in_training_mode_leave_running_statistics_alone():
@@ -115,3 +117,74 @@ def test_a_phase_moves_its_part_alone(part):
     moved = {k for k, v in simulation.state["model"].items() if not torch.equal(v, start[k])}
     head = {"fc2.weight", "fc2.bias"}
     assert moved == (head if part == "head" else set(start) - head)
+
+
+@dataclass(frozen=True)
+class Streams(Method):
+    """Says in its terms what it is fed, and trains on nothing."""
+
+    uses_pool = True
+
+    def choose(self, start):
+        places = torch.arange(start.valid.shape[1]).expand(start.valid.shape)
+        few = start.valid & (places < 2)
+        return Choice(places, few, other=start.valid & ~few)
+
+    def draw(self, rng, batches):
+        return {"number": np.arange(1.0, batches + 1)}
+
+    def phases(self):
+        return (Phase(self.pool, pool=True), Phase(self.loss))
+
+    def pool(self, step):
+        none = 0 * step.state["model"]["conv1.weight"].flatten(1).sum(1)
+        one, other = step.pool.labels.max(1).values, step.pool.other.labels.min(1).values
+        return {"one": one + none, "other": other + none, "number": step.pool.drawn["number"] + none}
+
+
+def test_two_streams_numbers_of_ones_own_and_phases_of_a_pool_alone():
+    simulation, *_ = pooled.federation(Streams(), rounds=1, more=1)
+    first, second = played(simulation, every=9)
+    assert set(first.terms) == {"ce"}
+    assert set(second.terms) == {"one", "other", "number", "ce"}
+    assert (second.terms["one"] <= 1).all()
+    assert (second.terms["other"] >= 2).all()
+    assert second.terms["number"].tolist() == [(steps + 1) / 2 for steps in (2, 5, 4, 1)]
+
+
+@dataclass(frozen=True)
+class OnlyPool(Streams):
+    def phases(self):
+        return (Phase(self.pool, pool=True),)
+
+
+def test_labelled_images_are_not_looked_at_unless_asked_for():
+    """BatchNorm's statistics would know."""
+    simulation, *_ = pooled.federation(OnlyPool(), "resnet18", (9, 17), rounds=0, more=1)
+    before = {k: v.clone() for k, v in simulation.state["model"].items()}
+    list(played(simulation, every=9))
+    assert all(torch.equal(v, before[k]) for k, v in simulation.state["model"].items())
+
+
+@dataclass(frozen=True)
+class Others(Method):
+    """Labels the pool by another model than its own."""
+
+    uses_pool = True
+
+    def choose(self, start):
+        def facts(seen):
+            zero = {k: torch.zeros_like(v) for k, v in seen.state["model"].items()}
+            zero["fc2.bias"] = zero["fc2.bias"] + torch.tensor([0.0, 0.0, 1.0, 0.0])
+            return {"label": seen.forward(zero).logits.argmax(-1)}
+
+        return Choice(start.of_pool(facts)["label"], start.valid)
+
+
+def test_pools_can_be_looked_at_with_other_weights():
+    simulation, *_ = pooled.federation(Others(), rounds=0, more=1)
+    outcome, *_ = played(simulation, every=9)
+    rows = [k.client for k in simulation.stack.keys]
+    truth = {c: simulation.stack.pool.truth[i] for i, c in enumerate(rows)}
+    right = [float((truth[c] == 2).mean()) for c in outcome.clients]
+    assert outcome.figures["right"].tolist() == pytest.approx(right)

@@ -13,6 +13,7 @@ from fedsap.evaluate import SNAPSHOT, Scores, evaluate
 from fedsap.message import Message, PerClass, expand, joined, moved, select, table
 from fedsap.methods.method import Choice, Local, State, Task, When
 from fedsap.models.network import Weights
+from fedsap.privacy import released
 from fedsap.training import pool as unlabelled
 from fedsap.training.feed import Images, Key, Pool
 from fedsap.training.gradients import gradient_norms
@@ -168,8 +169,11 @@ class Simulation:
         """`taken` are the class means that are there already, from before and during training."""
         method = self.stack.method
         later = {n: when for n, when in method.passes().items() if n not in taken}
-        means = taken | self._means(rows, state, later, t)
-        local = Local(self.task, state, message, means, self._counts(rows))
+        means, counts = taken | self._means(rows, state, later, t), self._counts(rows)
+        if self.stack.privacy is not None:
+            keys = [self.stack.keys[r] for r in rows]
+            means, state = released(means, counts, self.stack.privacy, keys, t), {}
+        local = Local(self.task, state, message, means, counts)
         wanted, pool = method.pool_passes(), self._pool(t)
         if choice is not None and pool is not None and wanted:
             found = unlabelled.measured(self.stack, pool, rows, state["model"], choice, wanted, t, self.chunk)
@@ -179,11 +183,12 @@ class Simulation:
     def _means(self, rows: Sequence[int], state: State, wanted: Mapping[str, When], t: int) -> dict[str, PerClass]:
         if not wanted:
             return {}
+        clip = None if self.stack.privacy is None else self.stack.privacy.clip
         parts: list[Message] = []
         for start in range(0, len(rows), self._few):
             some = slice(start, start + self._few)
             weights = {k: v[some] for k, v in state["model"].items()}
-            parts.append({**class_means(self.stack, rows[some], weights, wanted, t, self._chunk)})
+            parts.append({**class_means(self.stack, rows[some], weights, wanted, t, self._chunk, clip)})
         found = joined(parts)
         return {name: table(found, name) for name in found}
 

@@ -6,21 +6,47 @@ from fedsap.methods.apfl import APFL
 from fedsap.methods.cfl import CFL
 from fedsap.methods.ditto import Ditto
 from fedsap.methods.fedavg import FedAvg
+from fedsap.methods.fedmatch import FedMatch
 from fedsap.methods.fedmps import FedMPS
 from fedsap.methods.fednh import FedNH
 from fedsap.methods.fedpac import FedPAC
+from fedsap.methods.fedppl import FedPPL
 from fedsap.methods.fedproto import FedProto
 from fedsap.methods.fedprox import FedProx
 from fedsap.methods.fedrep import FedRep
 from fedsap.methods.fedsap import FedSAP
+from fedsap.methods.fixmatch import FixMatch
 from fedsap.methods.local import LocalOnly
 from fedsap.methods.method import Forward, Local, Method, Pass, Phase, Round, State, Step, Task, When, option
 from fedsap.methods.moon import MOON
+from fedsap.methods.protofssl import ProtoFSSL
+from fedsap.methods.semifed import SemiFed
+from fedsap.methods.semifl import SemiFL
 from fedsap.plugins import find
 
 METHODS: dict[str, type[Method]] = {
     m.name: m
-    for m in (FedSAP, FedProto, FedMPS, FedNH, FedPAC, FedRep, MOON, FedAvg, FedProx, CFL, Ditto, APFL, LocalOnly)
+    for m in (
+        FedSAP,
+        FedProto,
+        FedMPS,
+        FedNH,
+        FedPAC,
+        FedRep,
+        MOON,
+        FedAvg,
+        FedProx,
+        CFL,
+        Ditto,
+        APFL,
+        FixMatch,
+        FedMatch,
+        SemiFL,
+        ProtoFSSL,
+        SemiFed,
+        FedPPL,
+        LocalOnly,
+    )
 }
 
 
@@ -43,12 +69,15 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedMPS",
+    "FedMatch",
     "FedNH",
     "FedPAC",
+    "FedPPL",
     "FedProto",
     "FedProx",
     "FedRep",
     "FedSAP",
+    "FixMatch",
     "Forward",
     "Local",
     "LocalOnly",
@@ -57,7 +86,10 @@ __all__ = [
     "Pass",
     "PerClass",
     "Phase",
+    "ProtoFSSL",
     "Round",
+    "SemiFL",
+    "SemiFed",
     "State",
     "Step",
     "Task",

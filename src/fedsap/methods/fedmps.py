@@ -1,17 +1,19 @@
 """FedMPS: prototypes of two levels in contrastive terms, and soft labels from an output layer trained on the server."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor
 
 from fedsap import losses
 from fedsap.message import Message, PerClass, prefixed, table, under
 from fedsap.methods.method import Local, Method, Pass, Round, Step, Task, option
 from fedsap.models.network import Features
-from fedsap.prototypes import combine, kept
+from fedsap.prototypes import combine, confidence, kept, weights_of
+from fedsap.robust import Rule, limited
 from fedsap.training.server import fit
 
 
@@ -29,6 +31,7 @@ class FedMPS(Method):
     paper: ClassVar[str] = "Yang et al. 2025"
     sends: ClassVar[str] = "up: two prototypes per own class; down: two banks and C logits per class"
     embedding: ClassVar[str] = "high"
+    means_only: ClassVar[bool] = True
 
     high: float = option(1.0, "weight of the contrast with prototypes of the embedding (the authors' alph)")
     low: float = option(0.2, "weight of the contrast with prototypes of the early map (beta)")
@@ -36,6 +39,9 @@ class FedMPS(Method):
     tau: float = option(0.5, "temperature of the contrast")
     temperature: float = option(5.0, "temperature of the soft labels")
     proto_pass: Pass = option("running", "local prototypes: running along with the last epoch, or in a pass afterwards")
+    rule: Rule = option("mean", "the server's mean of local prototypes, one by `confidence`, or a centre few can move")
+    trim: Annotated[float, Interval(ge=0, lt=0.5)] = option(0.2, "share left out at either end with rule = trimmed")
+    limit: float = option(0.0, "shorten prototypes to so many times the clients' median length; 0: not")
     server_epochs: int = option(6, "epochs of the server's output layer, each round")
     server_lr: float = option(1e-3, "learning rate of Adam for it")
     server_batch: int = option(4, "batch size for it")
@@ -54,7 +60,8 @@ class FedMPS(Method):
         return {k: server[k] for k in ("high", "low", "soft") if k in server}
 
     def represent(self, out: Features) -> dict[str, Tensor]:
-        return {"high": F.normalize(out.h, dim=-1), "low": F.normalize(out.low, dim=-1)}
+        vectors = {"high": F.normalize(out.h, dim=-1), "low": F.normalize(out.low, dim=-1)}
+        return vectors | ({"probability": out.logits.softmax(-1)} if self.rule == "confidence" else {})
 
     def loss(self, step: Step) -> dict[str, Tensor]:
         terms = {"ce": self.cross_entropy(step)}
@@ -68,13 +75,16 @@ class FedMPS(Method):
         return terms
 
     def passes(self) -> dict[str, Pass]:
-        return {"high": self.proto_pass, "low": self.proto_pass}
+        passes = {"high": self.proto_pass, "low": self.proto_pass}
+        return passes | ({"probability": "eval"} if self.rule == "confidence" else {})
 
     def reply(self, local: Local) -> Message:
-        return {"high": local.means["high"], "low": local.means["low"]}
+        sent: Message = {"high": local.means["high"], "low": local.means["low"]}
+        return sent | (confidence(local.means["probability"]) if self.rule == "confidence" else {})
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
-        local = table(replies, "high")
+        levels = {level: limited(table(replies, level), self.limit) for level in ("high", "low")}
+        local = levels["high"]
         points, labels = local.values[local.mask], local.mask.nonzero()[:, 1]
         head = fit(
             lambda w, x: task.network.head(w, x),
@@ -88,8 +98,9 @@ class FedMPS(Method):
             generator=t.generator,
         )
         logits = task.network.head({k: v[None] for k, v in head.items()}, local.values.flatten(0, 1)[None])
-        made = {level: combine(table(replies, level)) for level in ("high", "low")}
-        made["soft"] = combine(PerClass(logits.view(*local.mask.shape, -1), local.mask))
+        levels["soft"] = PerClass(logits.view(*local.mask.shape, -1), local.mask)
+        weights = weights_of(replies)
+        made = {level: combine(sent, weights, self.rule, self.trim) for level, sent in levels.items()}
         before = {level: table(server, level) if level in server else None for level in made}
         return {**{level: kept(bank, before[level]) for level, bank in made.items()}, **prefixed("head", head)}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from pydantic import Field
 from torch import Tensor
 
@@ -26,8 +27,9 @@ from fedsap.methods.method import (
     Unlabelled,
     option,
 )  # fmt: skip
-from fedsap.models.network import Weights
+from fedsap.models.network import Features, Weights
 from fedsap.prototypes import combine_replies, mixed, send, steadied
+from fedsap.robust import Rule, clash
 from fedsap.schedules import Schedule, Shape
 
 
@@ -44,6 +46,7 @@ class FedSAP(Method):
     paper: ClassVar[str] = "Casado-Diez et al. 2026"
     sends: ClassVar[str] = "up: a prototype per own class; down: the bank"
     uses_pool: ClassVar[bool] = True
+    means_only: ClassVar[bool] = True
 
     schedule_shape: Shape = option("linear", "how the alignment weight rises")
     align_start: int | None = option(None, "last round without alignment; unset: a fifth of the rounds (20 of 100)")
@@ -62,6 +65,9 @@ class FedSAP(Method):
         "eval", "local prototypes: in a pass after training, or running along with the last epoch"
     )
     weighted: bool = option(False, "weigh local prototypes by their number of samples, or all alike")
+    rule: Rule = option("mean", "the server's mean of local prototypes, one by `confidence`, or a centre few can move")
+    trim: Annotated[float, Interval(ge=0, lt=0.5)] = option(0.2, "share left out at either end with rule = trimmed")
+    limit: float = option(0.0, "shorten prototypes to so many times the clients' median length; 0: not")
     agreement: float = option(0.0, "weigh them by exp(agreement * cosine with their plain mean); 0: not")
     inertia: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the old prototype in a new one of the bank")
 
@@ -83,7 +89,7 @@ class FedSAP(Method):
     def degenerate(self) -> str | None:
         if self.align_top == 0 and self.proxy == 0:
             return "with align_top = 0 and proxy = 0 FedSAP is local training"
-        return None
+        return clash(self.rule, weighted=self.weighted, agreement=self.agreement)
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         start = rounds // 5 if self.align_start is None else self.align_start
@@ -186,11 +192,14 @@ class FedSAP(Method):
             return pool.labels, pool.valid
         with torch.no_grad():
             out = step.forward(step.state["model"], pool.weak(), train=False)
-            found = self.facts(Seen(out, step.down, step.owned, step.state, None))
+            found = self.facts(Seen(out, step.down, step.owned, step.state, None, step.forward))
             return found["label"], self.accepted(found, step.state["pool"]) & pool.valid
 
+    def represent(self, out: Features) -> dict[str, Tensor]:
+        return super().represent(out) | ({"probability": out.logits.softmax(-1)} if self.rule == "confidence" else {})
+
     def passes(self) -> dict[str, Pass]:
-        return {"proto": self.proto_pass}
+        return {"proto": self.proto_pass} | ({"probability": "eval"} if self.rule == "confidence" else {})
 
     def pool_passes(self) -> tuple[str, ...]:
         return ("proto",) if self.mix else ()
@@ -202,11 +211,12 @@ class FedSAP(Method):
             accepted = local.pool_means.get("proto", nothing)
             proto = mixed(proto, counts, accepted, local.pool_counts, self.mix, self.unit)
             counts = counts + self.mix * local.pool_counts
-        return send(proto, counts if self.weighted else None)
+        return send(proto, counts if self.weighted else None, local.means.get("probability"))
 
     def combine(self, task: Task, server: Message, replies: Message, t: Round) -> Message:
         before = self.bank(server)
-        return {"bank": steadied(combine_replies(replies, before, self.agreement), before, self.inertia)}
+        made = combine_replies(replies, before, self.agreement, rule=self.rule, trim=self.trim, limit=self.limit)
+        return {"bank": steadied(made, before, self.inertia)}
 
     def bank(self, server: Message) -> PerClass | None:
         return table(server, "bank") if "bank" in server else None

@@ -14,3 +14,4 @@ class LocalOnly(Method):
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = "baseline"
     sends: ClassVar[str] = "nothing"
+    means_only: ClassVar[bool] = True

@@ -7,10 +7,13 @@ round calls them; each has a default, and the defaults together are local traini
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 from annotated_types import Interval
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsap import losses
@@ -38,6 +41,7 @@ class Task:
     rounds: int  # that schedules refer to
     more: int = 0  # rounds after these
     pool: int = 0  # U, unlabelled samples of the client that has most; 0: there are none
+    pool_rounds: range = range(0)  # the rounds in which they are used
 
     @property
     def last(self) -> int:
@@ -70,6 +74,10 @@ class Unlabelled:
     valid: Tensor  # bool; False where a client has nothing to be fed
     weak: Callable[[], View]
     strong: Callable[[], View]
+    other: "Unlabelled | None" = None  # the second stream, [Q, U] too, if `Choice.other` asks for one
+    drawn: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # [Q, ...] numbers of the method's own, from `Method.draw`
 
 
 class Forward(Protocol):
@@ -81,10 +89,9 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One batch of every client, after the forward pass."""
+    """One batch of every client."""
 
     y: Tensor  # [Q, B]
-    out: Features  # of the first of the weights that the phase trains
     down: Message  # what the client was sent this round, with client axis
     owned: Tensor  # bool [Q, C] classes the client holds
     weight: Mapping[str, Tensor]  # `Method.schedule` of this round, tensors without axes
@@ -92,6 +99,12 @@ class Step:
     forward: Forward
     live: Callable[[Weights], Weights]  # the part of received weights that `state` is to be compared with
     pool: Unlabelled | None = None  # in rounds with unlabelled samples, for methods that use them
+    first: str = "model"  # the first of the weights that the phase trains
+
+    @cached_property
+    def out(self) -> Features:
+        """The forward pass of `first`, which takes place when this is asked for."""
+        return self.forward(self.state[self.first])
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class Phase:
     trains: tuple[str, ...] = ("model",)  # names in the state
     epochs: int | None = None  # None: train.epochs
     lr: float | None = None  # None: train.lr
+    pool: bool = False  # only in rounds with unlabelled samples
 
 
 @dataclass(frozen=True)
@@ -114,6 +128,7 @@ class Seen:
     owned: Tensor  # bool [Q, C]
     state: State
     y: Tensor | None  # [Q, b]; None of unlabelled samples
+    forward: Forward  # the network with other weights on these samples
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,7 @@ class Choice:
     state: State = field(default_factory=dict)  # what changes in the client's state
     figures: dict[str, Tensor] = field(default_factory=dict)  # [Q] each, to be reported
     fed: Tensor | None = None  # bool [Q, U] what training is fed from; None: what is accepted
+    other: Tensor | None = None  # bool [Q, U] what a second stream beside it is fed from; None: there is none
 
 
 @dataclass(frozen=True)
@@ -150,9 +166,10 @@ class Local:
     """What a client has when it replies, with client axis."""
 
     task: Task
-    state: State
+    state: State  # with privacy.noise empty: weights are not for sending then
     down: Message
-    means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says
+    means: dict[str, PerClass]  # class means of what `Method.represent` names, taken as `Method.passes` says; with
+    # privacy.noise of clipped vectors, and noisy
     counts: Tensor  # [Q, C] training samples of each class
     pool_means: dict[str, PerClass] = field(default_factory=dict)  # of accepted samples, as `pool_passes` says
     pool_counts: Tensor | None = None  # [Q, C] accepted samples by pseudo-label
@@ -168,6 +185,8 @@ class Method:
     sends: ClassVar[str]  # one line for people: what goes up, what comes down
     embedding: ClassVar[str] = "proto"  # which of `represent` is compared with the bank at inference
     uses_pool: ClassVar[bool] = False  # does it learn from unlabelled samples, if there are some?
+    needs_pool: ClassVar[bool] = False  # would it be another method without them?
+    means_only: ClassVar[bool] = False  # does `reply` send class means and numbers of samples alone? (privacy.noise)
 
     start: Literal["common", "independent"] = option(
         "independent", "do all clients begin with the same random weights, or each with its own"
@@ -208,6 +227,11 @@ class Method:
         """Pseudo-labels, and which of them count: before local training, in rounds with unlabelled samples."""
         none = torch.zeros_like(start.valid)
         return Choice(torch.full(none.shape, -1, device=none.device), none)
+
+    def draw(self, rng: np.random.Generator, batches: int) -> dict[str, NDArray[np.float64]]:
+        """Random numbers that the loss needs beside those of images, [batches, ...] by name: one client's in an epoch
+        with unlabelled samples. They reach it in `Step.pool`."""
+        return {}
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         """Weights that change with the round t of `rounds`; they reach the loss as tensors in `Step.weight`."""

@@ -25,6 +25,11 @@ class Network(Protocol):
     """A network without state of its own. The weights of Q clients are one dictionary of tensors [Q, ...]."""
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """H, W, C of an image."""
+        ...
+
+    @property
     def dim(self) -> int:
         """d, the size of the embedding."""
         ...

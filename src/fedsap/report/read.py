@@ -52,6 +52,7 @@ class RunData:
     phases: tuple[tuple[str, int], ...]
     snapshots: tuple[int, ...]
     unlabelled: dict[str, Floats]
+    privacy: Row  # what the last round says of it, by client; empty without privacy.noise
 
     @property
     def seed(self) -> int:
@@ -202,6 +203,7 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
         tuple(phases),
         tuple(snapshots.rounds(folder)),
         {name: np.array([mean_of(_floats(row.get("unlabelled", {}).get(name, []))) for row in rows]) for name in said},
+        rows[-1].get("privacy", {}),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedsap.config import PrivacyKeys
 from fedsap.methods import METHODS, Method
 from fedsap.report.read import Floats, RunData, mean_of
 from fedsap.runs import flat
@@ -28,6 +29,7 @@ SHORT = {
 }
 BESIDE = ("seed", "eval.snapshots", "eval.gradients", "engine")  # keys in which seeds of one variant may differ
 OPTIONAL = tuple(f"model.{k}" for k in ("reinit_stem", "dropout", "embedding", "head_input", "head_scale", "dim"))
+PRIVACY = flat({"privacy": PrivacyKeys().model_dump()})  # of runs that say nothing of it
 Key = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
@@ -119,8 +121,8 @@ def arrange(runs: Sequence[RunData]) -> Study:
 
 def _parts(run: RunData) -> tuple[dict[str, Any], dict[str, Any]]:
     """The setting and the method's options."""
-    content = {k: v for k, v in flat(run.config).items() if k not in BESIDE}
-    options = {k: v for k, v in content.items() if k.startswith("method.") or k in OPTIONAL}
+    content = PRIVACY | {k: v for k, v in flat(run.config).items() if k not in BESIDE}
+    options = {k: v for k, v in content.items() if k.startswith(("method.", "privacy.")) or k in OPTIONAL}
     return {k: v for k, v in content.items() if k not in options}, options
 
 
@@ -186,7 +188,9 @@ def _labels(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]
 def _usual(name: str, key: str, contents: Sequence[dict[str, Any]]) -> str:
     """The value that goes without saying: the default, if a variant has it, or else the most frequent one."""
     values = [repr(content.get(key)) for content in contents]
-    known = {f"method.{f.name}": repr(f.default) for f in dataclasses.fields(METHODS[name])} if name in METHODS else {}
+    known = {k: repr(v) for k, v in PRIVACY.items()}
+    if name in METHODS:
+        known |= {f"method.{f.name}": repr(f.default) for f in dataclasses.fields(METHODS[name])}
     return known[key] if known.get(key) in values else max(values, key=values.count)
 
 

@@ -50,7 +50,7 @@ def tables(study: Study, *, unfinished: bool = False) -> list[Table]:
     """All tables that the runs have numbers for. Runs that are not over count only if `unfinished`."""
     runs = _over if not unfinished else _all
     some = [main(study, runs), measures(study, runs), communication(study, runs), ablation(study, runs)]
-    return [table for table in [*some, semi_supervised(study, runs)] if table is not None]
+    return [table for table in [*some, semi_supervised(study, runs), privacy(study, runs)] if table is not None]
 
 
 Runs = Callable[[Variant], Sequence[RunData]]
@@ -224,6 +224,34 @@ def semi_supervised(study: Study, runs: Runs) -> Table | None:
         f"{_over_seeds(study, runs)}."
     )
     return Table("semi-supervised", "Semi-supervised refinement", caption, heads, tuple(blocks)) if blocks else None
+
+
+def privacy(study: Study, runs: Runs) -> Table | None:
+    """What runs with noise on their messages have spent, and what that is worth."""
+    blocks = []
+    for setting in study.settings:
+        rows = []
+        for v in study.of(setting.label):
+            noisy = [run for run in runs(v) if run.privacy]
+            if not noisy:
+                continue
+            keys = noisy[0].config["privacy"]
+            name = "epsilon" if "epsilon" in noisy[0].privacy else "epsilon_if_fixed"
+            most = max(max(run.privacy[name]) for run in noisy)
+            number = max(max(run.privacy["releases"]) for run in noisy)
+            worth = "all images of a client" if name == "epsilon" else "nothing: the network has seen the images"
+            worth += ", from whoever does not know the seed" if name == "epsilon" and keys["source"] == "seed" else ""
+            cells = [Cell(f"{keys['noise']:g}", keys["noise"]), Cell(f"{keys['clip']:g}", keys["clip"])]
+            cells += [Cell(str(number), number), Cell(f"{keys['delta']:g}", keys["delta"]), Cell(f"{most:.2f}", most)]
+            rows.append((Cell(v.label), Cell(worth), *cells))
+        if rows:
+            blocks.append(Block(setting.label, tuple(rows)))
+    heads = [("", name) for name in ("Method", "Guarantee for", "Noise", "Clip", "Messages", "Delta", "Epsilon")]
+    caption = (
+        "Privacy: noise in units of the sensitivity, the length to which vectors are clipped, messages of the client "
+        "that has sent most, and its epsilon in one run. Several runs on the same images add up."
+    )
+    return Table("privacy", "Privacy", caption, tuple(heads), tuple(blocks), labels=2) if blocks else None
 
 
 def _place(run: RunData, after: bool) -> int:

@@ -1,6 +1,6 @@
 """The stack's data on the device, and the order in which each client's samples are visited."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ class Key:
 @dataclass(frozen=True)
 class Batch:
     """One batch of R rows. samples: [R, B] into the images. draws: [R, B] each. noise: [R, B, *] each. pool: what goes
-    with it from the pool, [R, U, *] each, as `_beside` names it."""
+    with it from the pool, [R, *] each, as `_beside` names it."""
 
     samples: Tensor
     draws: dict[str, Tensor]
@@ -40,7 +40,7 @@ class Block:
     """Consecutive batches of one size for the same rows of the stack.
 
     rows: R of them. samples: [R, S, B] into the images. draws: [R, S, B] each. noise: [R, S, B, *] each. pool: [R, S,
-    U, *] each; empty in rounds without unlabelled samples.
+    *] each; empty in rounds without unlabelled samples.
     """
 
     rows: Rows
@@ -154,10 +154,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Fed:
-    """What of its pool a row is trained on. samples: [n] into the images. labels: [n] pseudo-labels, -1 for none."""
+    """What of its pool a row is trained on. samples: [n] into the images. labels: [n] pseudo-labels, -1 for none.
+    other: the same of a second stream beside it."""
 
     samples: Index
     labels: Index
+    other: "Fed | None" = None
 
 
 def epoch(
@@ -174,6 +176,7 @@ def epoch(
     purpose: Purpose = "batches",
     pool: Pool | None = None,
     fed: Sequence[Fed] = (),
+    draw: Callable[[np.random.Generator, int], Mapping[str, NDArray[np.generic]]] | None = None,
 ) -> list[Block]:
     """One shuffled pass of every row over its samples, as blocks whose rows are positions in `rows`.
 
@@ -182,13 +185,16 @@ def epoch(
     left of each row, less than a batch, follows in blocks of equal size unless `drop_last`; a row with less than one
     full batch in all always trains on it. No row waits for, or is padded to, another.
 
-    With a pool, every batch has `pool.batch` samples of it beside it, of those that `fed` names for each of `rows`.
+    With a pool, every batch has `pool.batch` samples of it beside it, of those that `fed` names for each of `rows`, and
+    what `draw` makes for so many batches.
     """
     size = (int(data.images.shape[1]), int(data.images.shape[2]))
     plans = [_visit(data.lists[r], keys[r], t, number, batch, drop_last, look, noise, purpose, size) for r in rows]
     if pool is not None:
         for plan, r, own in zip(plans, rows, fed, strict=True):
-            plan.pool.update(_beside(pool, own, keys[r], t, number, plan.full + (plan.rest > 0), noise, size))
+            steps, rng = plan.full + (plan.rest > 0), numbers(keys[r].seed, "pool", keys[r].client, t * 1000 + number)
+            plan.pool.update(_beside(pool, own, pool.lists[r][0], rng, steps, noise, size))
+            plan.pool.update({f"drawn {k}": v for k, v in draw(rng, steps).items()} if draw else {})
     blocks = []
     full = np.array([p.full for p in plans])
     done = 0
@@ -208,7 +214,7 @@ class _Visit:
     full: int  # full batches
     rest: int  # samples in the short batch after them
     arrays: dict[str, NDArray[np.generic]]  # [n, *] each: samples, draws and noise, in order of use
-    pool: dict[str, NDArray[np.generic]]  # [steps, U, *] each
+    pool: dict[str, NDArray[np.generic]]  # [steps, *] each
 
 
 def _visit(
@@ -237,31 +243,33 @@ def _visit(
 def _beside(
     pool: Pool,
     fed: Fed,
-    key: Key,
-    t: int,
-    number: int,
+    blank: int,
+    rng: np.random.Generator,
     steps: int,
     noise: Mapping[str, tuple[int, ...]],
     size: tuple[int, int],
 ) -> dict[str, NDArray[np.generic]]:
     """Unlabelled samples for `steps` batches: shuffled, and shuffled again when all have had their turn.
 
-    samples, labels, valid (False where there is nothing to feed), and for either view its draws and its dropout noise.
+    samples, labels, valid (False where there is nothing to feed: then the sample is `blank`), and for either view its
+    draws and its dropout noise; all of it [steps, U, *]. Once more with "other" in front, for the second stream.
     """
-    rng = numbers(key.seed, "pool", key.client, t * 1000 + number)
     n = steps * pool.batch
     there = len(fed.samples) > 0
     turns = [rng.permutation(len(fed.samples)) for _ in range(-(-n // len(fed.samples)) if there else 0)]
     chosen = np.concatenate([*turns, np.zeros(0, np.int64)])[:n].astype(np.int64)
     arrays: dict[str, NDArray[np.generic]] = {
-        "samples": fed.samples[chosen] if there else np.zeros(n, np.int64),
+        "samples": fed.samples[chosen] if there else np.full(n, blank),
         "labels": fed.labels[chosen] if there else np.full(n, -1),
         "valid": np.full(n, there),
     }
     for name, look in (("weak", pool.weak), ("strong", pool.strong)):
         arrays |= {f"{name} draw {k}": v for k, v in look.draw(rng, n, size).items()}
         arrays |= {f"{name} noise {k}": rng.random((n, *shape), np.float32) for k, shape in noise.items()}
-    return {k: v.reshape(steps, pool.batch, *v.shape[1:]) for k, v in arrays.items()}
+    made = {k: v.reshape(steps, pool.batch, *v.shape[1:]) for k, v in arrays.items()}
+    if fed.other is not None:
+        made |= {f"other {k}": v for k, v in _beside(pool, fed.other, blank, rng, steps, noise, size).items()}
+    return made
 
 
 def _block(plans: list[_Visit], active: Index, part: slice, steps: slice, size: int, data: Images) -> Block:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from fedsap.message import Message, PerClass, select
 from fedsap.methods.method import Method, Phase, State, Step, Unlabelled, View, When
 from fedsap.models import layers
 from fedsap.models.network import Features, Network, Weights
+from fedsap.privacy import Privacy, clipped
 from fedsap.prototypes import class_sums, means
 from fedsap.training.feed import Batch, Block, Fed, Images, Key, Look, Pool, Rows, epoch
 
@@ -64,6 +65,7 @@ class Stack:
     look: Look
     hyper: Hyper
     pool: Pool | None = None
+    privacy: Privacy | None = None
 
     @property
     def classes(self) -> int:
@@ -140,6 +142,8 @@ def train(
     # model meets the same ones as the first
     with layers.precision(stack.hyper.precision):
         for which, phase in enumerate(phases):
+            if phase.pool and not fed:
+                continue
             epochs = stack.hyper.epochs if phase.epochs is None else phase.epochs
             for e in range(epochs):
                 collect = names if which == len(phases) - 1 and e == epochs - 1 else []
@@ -176,6 +180,7 @@ def plan(stack: Stack, rows: Sequence[int], t: int, number: int, fed: Sequence[F
         noise=stack.network.noise,
         pool=stack.pool if fed else None,
         fed=fed,
+        draw=stack.method.draw,
     )
 
 
@@ -214,63 +219,66 @@ def advance(stack: Stack, work: Work, phase: int, rows: Rows, batch: Batch, coll
     `collect` names what the method represents that goes into the running class sums.
     """
     with Slice(work.state, work.momentum, rows) as part:
-        terms, out, y = _step(stack, stack.method.phases()[phase], part, work, rows, batch)
+        terms, step = _step(stack, stack.method.phases()[phase], part, work, rows, batch)
+        vectors = stack.method.represent(step.out) if collect else {}
     for name, value in terms.items():
         if (phase, name) not in work.totals:
             work.totals[phase, name] = value.new_zeros(len(work.owned))
         work.totals[phase, name][rows] += value
     if collect:
-        vectors = stack.method.represent(out)
-        work.running.add(rows, {n: vectors[n] for n in collect}, y)
+        work.running.add(rows, {n: vectors[n] for n in collect}, step.y)
 
 
 def _step(
     stack: Stack, phase: Phase, at: Slice, work: Work, rows: Rows, batch: Batch
-) -> tuple[dict[str, Tensor], Features, Tensor]:
+) -> tuple[dict[str, Tensor], Step]:
     with torch.enable_grad():
         step, which = pose(stack, phase, at.state, select(work.down, rows), work.owned[rows], work.weight, batch)
         terms, leaves = phase.loss(step), [step.state[n][k] for n, k in which]
         grads = torch.autograd.grad(torch.stack(list(terms.values())).sum(), leaves, materialize_grads=True)
     values, moments = [at.state[n][k] for n, k in which], [at.momentum[n][k] for n, k in which]
     _descend(values, list(grads), moments, stack.hyper.lr if phase.lr is None else phase.lr, stack.hyper)
-    return {k: v.detach() for k, v in terms.items()}, step.out, step.y
+    return {k: v.detach() for k, v in terms.items()}, step
 
 
 def pose(
     stack: Stack, phase: Phase, state: State, down: Message, owned: Tensor, weight: Mapping[str, Tensor], batch: Batch
 ) -> tuple[Step, list[tuple[str, str]]]:
-    """A batch after its forward pass, and the weights that the phase trains, by set and name: leaves of its graph."""
-    x = stack.look(stack.train.images[batch.samples], batch.draws)
-    labelled = View(x, {k: v.to(x) for k, v in batch.noise.items()})
+    """A batch, and the weights that the phase trains, by set and name: leaves of the graph of its forward pass."""
     which = [(n, k) for n in phase.trains for k in moving(stack.network, phase, state[n])]
     posed = {n: dict(w) for n, w in state.items()}
     for n, k in which:
         posed[n][k] = state[n][k].detach().requires_grad_()
 
+    @cache
+    def labelled() -> View:
+        x = stack.look(stack.train.images[batch.samples], batch.draws)
+        return View(x, {k: v.to(x) for k, v in batch.noise.items()})
+
     def forward(weights: Weights, view: View | None = None, *, train: bool = True) -> Features:
-        view = labelled if view is None else view
+        view = labelled() if view is None else view
         return stack.network(weights, view.x, train=train, noise=view.noise)
 
-    out, y = forward(posed[phase.trains[0]]), stack.train.labels[batch.samples]
-    return Step(y, out, down, owned, weight, posed, forward, stack.live, _unlabelled(stack, batch)), which
+    y, pool = stack.train.labels[batch.samples], _unlabelled(stack, batch.pool)
+    return Step(y, down, owned, weight, posed, forward, stack.live, pool, phase.trains[0]), which
 
 
-def _unlabelled(stack: Stack, batch: Batch) -> Unlabelled | None:
-    """What of the pool goes with the batch."""
-    pool, beside = stack.pool, batch.pool
+def _unlabelled(stack: Stack, beside: Mapping[str, Tensor]) -> Unlabelled | None:
+    """What of the pool goes with a batch, as `feed` names it."""
+    pool = stack.pool
     if pool is None or not beside:
         return None
 
-    def view(name: str, look: Look) -> View:
-        def named(kind: str) -> dict[str, Tensor]:
-            start = f"{name} {kind} "
-            return {k.removeprefix(start): v for k, v in beside.items() if k.startswith(start)}
+    def under(kind: str) -> dict[str, Tensor]:
+        return {k.removeprefix(kind): v for k, v in beside.items() if k.startswith(kind)}
 
-        x = look(pool.images[beside["samples"]], named("draw"))
-        return View(x, {k: v.to(x) for k, v in named("noise").items()})
+    def view(name: str, look: Look) -> View:
+        x = look(pool.images[beside["samples"]], under(f"{name} draw "))
+        return View(x, {k: v.to(x) for k, v in under(f"{name} noise ").items()})
 
     weak, strong = (partial(view, name, look) for name, look in (("weak", pool.weak), ("strong", pool.strong)))
-    return Unlabelled(beside["labels"], beside["valid"], weak, strong)
+    drawn = {k: v.to(stack.look.dtype) for k, v in under("drawn ").items()}
+    return Unlabelled(beside["labels"], beside["valid"], weak, strong, _unlabelled(stack, under("other ")), drawn)
 
 
 LARGE = 2**16  # from this size on a tensor is worth a pass of its own
@@ -297,28 +305,42 @@ def _descend(values: list[Tensor], grads: list[Tensor], moments: list[Tensor], l
 
 @torch.no_grad()
 def class_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int
+    stack: Stack,
+    rows: Sequence[int],
+    weights: Weights,
+    wanted: Mapping[str, When],
+    t: int,
+    chunk: int,
+    clip: float | None = None,
 ) -> dict[str, PerClass]:
     """Class means of what the method represents, over all local samples, for the clients `rows` and their weights.
 
     `train`: layers in training mode on augmented batches of the training size; running statistics are left alone.
-    Otherwise: layers in evaluation mode, images as they are.
+    Otherwise: layers in evaluation mode, images as they are; with `clip`, no vector is longer than that.
     """
     sums = Sums(len(rows), stack.classes)
     with layers.precision(stack.hyper.precision):
-        _add_means(stack, rows, weights, wanted, t, chunk, sums)
+        _add_means(stack, rows, weights, wanted, t, chunk, sums, clip)
     return sums.means()
 
 
 def _add_means(
-    stack: Stack, rows: Sequence[int], weights: Weights, wanted: Mapping[str, When], t: int, chunk: int, sums: Sums
+    stack: Stack,
+    rows: Sequence[int],
+    weights: Weights,
+    wanted: Mapping[str, When],
+    t: int,
+    chunk: int,
+    sums: Sums,
+    clip: float | None,
 ) -> None:
     still = [n for n, when in wanted.items() if when != "train"]
     if still:
         for part, samples, valid in stack.train.chunks(rows, chunk):
             x, y = stack.look(stack.train.images[samples]), stack.train.labels[samples]
             vectors = stack.method.represent(stack.network({k: v[part] for k, v in weights.items()}, x))
-            sums.add(part, {n: vectors[n] for n in still}, y, valid)
+            some = {n: vectors[n] if clip is None else clipped(vectors[n], clip) for n in still}
+            sums.add(part, some, y, valid)
     moved = [n for n, when in wanted.items() if when == "train"]
     if moved:
         scratch = {k: v.clone() if k in stack.network.buffers else v for k, v in weights.items()}

@@ -4,13 +4,15 @@ True labels are read by `figures` and by nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsap.message import Message, PerClass, select
-from fedsap.methods.method import Choice, Seen, Start, State
+from fedsap.methods.method import Choice, Forward, Seen, Start, State, View
 from fedsap.models import layers
 from fedsap.models.network import Features, Weights
 from fedsap.training.feed import Fed, Images, Index, Look, Pool
@@ -18,7 +20,8 @@ from fedsap.training.local import Stack, Sums
 from fedsap.training.streams import Purpose, numbers
 
 Numbers = dict[str, Tensor]
-Look_at = Callable[[Features, slice, slice, Tensor], None]  # features of some rows and columns, and their validity
+# Features of some rows and columns, their validity, and the network on their images.
+Look_at = Callable[[Features, slice, slice, Tensor, Forward], None]
 
 
 @torch.no_grad()
@@ -28,15 +31,15 @@ def choose(stack: Stack, pool: Pool, rows: Sequence[int], state: State, down: Me
     lists, labelled = [pool.lists[r] for r in rows], [stack.train.lists[r] for r in rows]
     y = stack.train.labels[_padded(labelled, stack.owned.device)]
 
-    def seen(out: Features, part: slice, y: Tensor | None) -> Seen:
+    def seen(out: Features, part: slice, y: Tensor | None, forward: Forward) -> Seen:
         own = {n: {k: v[part] for k, v in w.items()} for n, w in state.items()}
-        return Seen(out, select(down, part), owned[part], own, y)
+        return Seen(out, select(down, part), owned[part], own, y, forward)
 
     def of_pool(say: Callable[[Seen], Numbers]) -> Numbers:
         found: Numbers = {}
 
-        def look(out: Features, part: slice, columns: slice, _: Tensor) -> None:
-            _note(found, say(seen(out, part, None)), part, columns, _mask(lists, stack.owned.device).shape)
+        def look(out: Features, part: slice, columns: slice, _: Tensor, forward: Forward) -> None:
+            _note(found, say(seen(out, part, None, forward)), part, columns, _mask(lists, stack.owned.device).shape)
 
         draws = _draws(stack, rows, lists, pool.weak, "survey", t)
         _through(stack, pool.images, lists, pool.weak, draws, state["model"], chunk, look)
@@ -45,8 +48,8 @@ def choose(stack: Stack, pool: Pool, rows: Sequence[int], state: State, down: Me
     def of_labelled(say: Callable[[Seen], Numbers]) -> Numbers:
         found: Numbers = {}
 
-        def look(out: Features, part: slice, columns: slice, _: Tensor) -> None:
-            _note(found, say(seen(out, part, y[part, columns])), part, columns, y.shape)
+        def look(out: Features, part: slice, columns: slice, _: Tensor, forward: Forward) -> None:
+            _note(found, say(seen(out, part, y[part, columns], forward)), part, columns, y.shape)
 
         _through(stack, stack.train.images, labelled, stack.look, None, state["model"], chunk, look)
         return found
@@ -59,13 +62,20 @@ def choose(stack: Stack, pool: Pool, rows: Sequence[int], state: State, down: Me
 
 def feed(pool: Pool, rows: Sequence[int], choice: Choice) -> list[Fed]:
     """What training is fed from, for each of `rows`. The host waits for the device here, once a round."""
-    fed = (choice.accepted if choice.fed is None else choice.fed).cpu().numpy()
     labels = choice.labels.cpu().numpy()
-    made = []
-    for i, r in enumerate(rows):
-        mine = np.flatnonzero(fed[i, : len(pool.lists[r])])
-        made.append(Fed(pool.lists[r][mine], labels[i, mine].astype(np.int64)))
-    return made
+
+    def of(mask: Tensor) -> list[Fed]:
+        some = mask.cpu().numpy()
+        mine = [np.flatnonzero(some[i, : len(pool.lists[r])]) for i, r in enumerate(rows)]
+        return [
+            Fed(pool.lists[r][m], labels[i, m].astype(np.int64))
+            for i, (r, m) in enumerate(zip(rows, mine, strict=True))
+        ]
+
+    fed = of(choice.accepted if choice.fed is None else choice.fed)
+    if choice.other is None:
+        return fed
+    return [replace(one, other=other) for one, other in zip(fed, of(choice.other), strict=True)]
 
 
 @torch.no_grad()
@@ -88,7 +98,7 @@ def measured(
     labels = choice.labels.gather(1, _padded(places, device)) if max(map(len, places)) else choice.labels[:, :0]
     sums = Sums(len(rows), stack.classes)
 
-    def look(out: Features, part: slice, columns: slice, valid: Tensor) -> None:
+    def look(out: Features, part: slice, columns: slice, valid: Tensor, _: Forward) -> None:
         vectors = stack.method.represent(out)
         sums.add(part, {n: vectors[n] for n in wanted}, labels[part, columns].clamp(min=0), valid)
 
@@ -147,13 +157,20 @@ def _through(
         for part, samples, valid in some.chunks(range(len(lists)), chunk):
             columns = slice(column, column + valid.shape[1])
             own = {k: v[part, columns] for k, v in draws.items()} if draws else None
-            look(
-                stack.network({k: v[part] for k, v in weights.items()}, view(images[samples], own)),
-                part,
-                columns,
-                valid,
-            )
+            forward = partial(_forward, stack, view(images[samples], own))
+            look(forward({k: v[part] for k, v in weights.items()}), part, columns, valid, forward)
             column = columns.stop
+
+
+def _forward(
+    stack: Stack,
+    x: Tensor,
+    weights: Weights,
+    view: View | None = None,
+    *,
+    train: bool = False,  # noqa: ARG001  (outside training it changes nothing)
+) -> Features:
+    return stack.network(weights, x if view is None else view.x)
 
 
 def _draws(

@@ -115,6 +115,7 @@ class Outcome:
     late: Scores | None = None  # of the round that owed them
     scores: Scores | None = None
     owed: bool = False  # it was evaluated, and the figures are still to come
+    asked: list[int] = field(default_factory=list)  # that something was sent to, whether they answered or not
 
 
 def play(
@@ -208,4 +209,7 @@ def _outcome(t: int, server: Message, ask: Ask, reply: Replies, failed: dict[int
     sent = [i for i, client in enumerate(ask.clients) if client not in reply.absent]
     down = [each + cost(select(ask.own, torch.tensor(i))) for i in sent]
     up = [cost(select(reply.message, torch.tensor(i))) for i in range(len(reply.clients))]
-    return Outcome(t, server, reply.clients, failed, reply.terms, up, down, reply.notes, reply.figures, reply.late)
+    return Outcome(
+        t, server, reply.clients, failed, reply.terms, up, down, reply.notes, reply.figures, reply.late,
+        asked=[ask.clients[i] for i in sent],
+    )  # fmt: skip

@@ -9,10 +9,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-Purpose = Literal["weights", "server", "batches", "participation", "passes", "sample", "pool", "survey", "mix"]
+Purpose = Literal[
+    "weights", "server", "batches", "participation", "passes", "sample", "pool", "survey", "mix", "privacy"
+]  # fmt: skip
 _NUMBER: dict[Purpose, int] = {
     "weights": 1, "server": 2, "batches": 3, "participation": 4, "passes": 5, "sample": 6,
-    "pool": 7, "survey": 8, "mix": 9
+    "pool": 7, "survey": 8, "mix": 9, "privacy": 10
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from functools import partial
 
 import pytest
@@ -104,9 +105,12 @@ def test_kill_nine_of_a_node_and_of_another_ones_app(tmp_path, secure):
 def at_work(federation, name):
     """The process that a node has started for its next message; it takes seconds to get to its work."""
     log = federation.folder / f"{name}.log"
-    before = log.read_text().count("Start `flwr-clientapp`")
+    before, pid = log.read_text().count("Start `flwr-clientapp`"), federation.running[name].pid
+    old = set(named(pid, "flwr-clientapp"))  # they may take their time to end
     until(lambda: log.read_text().count("Start `flwr-clientapp`") > before, 60, "a new message")
-    return max(until(lambda: named(federation.running[name].pid, "flwr-clientapp"), 20, "its process"))
+    new = max(until(lambda: set(named(pid, "flwr-clientapp")) - old, 20, "its process"))
+    time.sleep(1)  # one that has not fetched its task yet would be started again, and nothing lost
+    return new
 
 
 def missing(node, lost, asked, reply):

@@ -14,27 +14,34 @@ def state(value):
     return {"state/model/w": torch.full((2, 3), float(value))}
 
 
-def test_the_last_two_are_kept(tmp_path):
+def test_the_newest_and_the_one_it_was_made_from_are_kept(tmp_path):
     store = Store(tmp_path)
-    for t in (1, 4, 9):
-        store.save(3, t, state(t))
+    for since, t in ((0, 1), (1, 4), (4, 9)):
+        store.save(3, t, state(t), since)
     assert store.rounds(3) == [4, 9]
     assert store.load(3, 4)["state/model/w"].tolist() == [[4.0] * 3] * 2
+
+
+def test_the_state_that_counts_stays_however_many_answers_are_lost(tmp_path):
+    store = Store(tmp_path)
+    for since, t in ((0, 1), (1, 2), (1, 3), (1, 4)):
+        store.save(0, t, state(t), since)
+    assert store.rounds(0) == [1, 4]
 
 
 def test_what_came_after_is_gone_when_a_round_is_played_again(tmp_path):
     store = Store(tmp_path)
     for t in (1, 2, 3):
-        store.save(0, t, state(t))
-    store.save(0, 3, state(30))
-    assert store.rounds(0) == [2, 3]
-    store.save(0, 2, state(20))
+        store.save(0, t, state(t), t - 1)
+    store.save(0, 2, state(20), 1)
     assert store.rounds(0) == [2]
+    store.save(0, 3, state(30), 2)
+    assert store.rounds(0) == [2, 3]
 
 
 def test_a_missing_state_says_what_there_is(tmp_path):
     store = Store(tmp_path)
-    store.save(0, 5, state(5))
+    store.save(0, 5, state(5), 4)
     with pytest.raises(UserError, match="its state of round 4 is not here; there is 5"):
         store.load(0, 4)
     with pytest.raises(UserError, match="there is none"):
@@ -43,7 +50,7 @@ def test_a_missing_state_says_what_there_is(tmp_path):
 
 def test_a_damaged_state_is_said_to_be(tmp_path):
     store = Store(tmp_path)
-    store.save(0, 5, state(5))
+    store.save(0, 5, state(5), 4)
     path = tmp_path / "client-0000" / "round-000005.safetensors"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="its state of round 5 is damaged"):
@@ -61,7 +68,7 @@ t = max(store.rounds(0), default=0)
 print("ready", flush=True)
 while True:
     t += 1
-    store.save(0, t, {{"a": torch.full((300_000,), float(t)), "b": torch.full((300_000,), float(t))}})
+    store.save(0, t, {{"a": torch.full((300_000,), float(t)), "b": torch.full((300_000,), float(t))}}, t - 1)
 """
     for i in range(3):
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

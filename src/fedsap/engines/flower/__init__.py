@@ -5,6 +5,7 @@ trust.py       what the server accepts of it
 agree.py       the classes of all nodes, by name
 store.py       clients' state on a node's disk
 node.py        what a node does when it is asked
+finished.py    models for `fedsap predict`, at the end
 roster.py      which nodes are there, and which clients each has
 remote.py      the engine: `training.rounds.Clients` over a Flower Grid
 server_app.py  client_app.py   the two Flower apps

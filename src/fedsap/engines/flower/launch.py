@@ -1,9 +1,9 @@
 """`fedsap run --engine flower`: hands runs to a SuperLink, of its own for a simulation, and watches their folders."""
 
 import contextlib
-import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,19 +19,13 @@ from typing import Any
 import torch
 
 from fedsap.config import Config
+from fedsap.deploy import need_flower
+from fedsap.deploy.start import environment as environment_of
 from fedsap.errors import UserError
 from fedsap.runs import Row, Run, Stopped, read_json
 
 STATUS = "flower.json"
 LOG = "flower.log"
-_TOOLS = Path(sys.executable).parent  # where this environment has its commands
-QUIET = {  # Flower and Ray report home, look for updates and install an app's dependencies anew, unless told not to
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 APP = """[project]
 name = "fedsap-run"
 version = "1.0.0"
@@ -58,12 +52,6 @@ class SuperLink:
     ca: Path | None = None
 
 
-def needed(what: str = "engine") -> None:
-    """Complains if Flower is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise UserError(f"{what}: flower takes the package flwr; pip install 'fedsap[flower]' brings it")
-
-
 def play(
     runs: Sequence[Run],
     layer: Mapping[str, Any],
@@ -76,7 +64,9 @@ def play(
 ) -> None:
     """Has the runs played on Flower, and passes on what appears in their folders. They are written where the SuperLink
     is: this is meant for the same machine."""
-    needed()
+    need_flower("--engine flower")
+    if superlink is not None:
+        _answers(superlink)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STATUS, "stop"):
@@ -90,8 +80,10 @@ def play(
     asked = {"job": json.dumps(job), "out": str(folder), "resume": resume, "store": str(folder / "nodes")}
     with tempfile.TemporaryDirectory(prefix="fedsap-flower-") as scratch, contextlib.ExitStack() as stack:
         home = Path(scratch)
-        environment = os.environ | QUIET | {"FLWR_HOME": str(home / "flwr")}
-        environment |= {k: _first(v, os.environ.get(k)) for k, v in (("PATH", _TOOLS), ("PYTHONPATH", Path.cwd()))}
+        path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])  # the user's methods and networks
+        # At rest this takes a tenth of a core, so it is for our own SuperLink alone, which ends with the run.
+        mine = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "FLWR_HOME": str(home / "flwr"), "PYTHONPATH": path}
+        environment = environment_of(os.environ, Path(sys.executable).parent) | mine
         log = stack.enter_context((folder / LOG).open("ab"))
         simulated = superlink is None
         where = superlink or stack.enter_context(_own_superlink(environment, log))
@@ -113,7 +105,28 @@ def play(
         (folder / "stop").unlink()
         raise Stopped(f"stopped after round {missing[0].done}")
     if missing:
-        raise Stopped(f"Flower ended the run (status {flower.returncode}); {folder / LOG} says more")
+        raise Stopped(f"Flower ended the run{_last_error(folder / LOG)}; {folder / LOG} says more")
+
+
+def _answers(superlink: SuperLink) -> None:
+    """Complains of a SuperLink that is not there, before anything is written."""
+    host, _, port = superlink.address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--superlink: got '{superlink.address}', takes HOST:PORT such as 127.0.0.1:8000")
+    if superlink.ca is not None and not superlink.ca.is_file():
+        raise UserError(f"--ca: no file {superlink.ca}; takes the certificate of the authority, ca.crt")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"--superlink: {superlink.address} does not answer ({why}); fedsap server starts one") from None
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that names an error, if there is one."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line.strip() for line in lines if re.match(r"\s*([\w.]+Error|[\w.]+Exception|OSError|Error):? ", line)]
+    return f" ({found[-1][:200]})" if found else ""
 
 
 def _name(config: Config) -> str:
@@ -215,9 +228,3 @@ def _nodes(config: Config) -> str:
     if torch.cuda.is_available() and config.device != "cpu":
         words.append(f"client-resources-num-gpus={1 / max(1, min(nodes, os.cpu_count() or 1)):.4f}")
     return " ".join(words)
-
-
-def _first(folder: Path, others: str | None) -> str:
-    """A search path that begins with the folder: Flower's commands call each other by name, and the user's own methods
-    and networks are modules in the current folder."""
-    return os.pathsep.join([str(folder), *filter(None, [others])])

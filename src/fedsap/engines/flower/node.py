@@ -19,6 +19,7 @@ from fedsap.data import Dataset
 from fedsap.data.partition import Partition
 from fedsap.data.unlabelled import with_pools
 from fedsap.engines.flower.agree import renumbered
+from fedsap.engines.flower.finished import save_models
 from fedsap.engines.flower.protocol import (
     Answer,
     Figures,
@@ -33,15 +34,18 @@ from fedsap.engines.flower.protocol import (
     written,
 )
 from fedsap.engines.flower.store import Store
-from fedsap.engines.simulate import Simulation
+from fedsap.engines.simulate import CLIENTS, Simulation
 from fedsap.errors import UserError
 from fedsap.evaluate import MEASURES, Scores
 from fedsap.federation import build_federation, dataset, split
 from fedsap.message import Message, PerClass, joined, select
 from fedsap.methods import named
+from fedsap.privacy import refusal
 from fedsap.training.rounds import Ask
 
-OWN_KEYS = {"data": None, "model": None, "train": ("batch", "precision", "together")}  # None: all of the section
+OWN_KEYS = {  # None: all of the section
+    "data": None, "model": None, "train": ("batch", "precision", "together"), "privacy": ("noise", "source")
+}  # fmt: skip
 Payloads = Mapping[str, bytes]
 
 
@@ -64,7 +68,13 @@ class Site:
         theirs = config.model_dump()
         if "name" in self.own.get("model", {}):
             theirs["model"] = keys.ModelKeys().model_dump()  # what it says is of another network
-        return keys.checked(merged(theirs, self.own))
+        mine = keys.checked(merged(theirs, self.own))
+        if mine.privacy.noise < config.privacy.noise:  # a node may ask for more noise, not for less
+            mine = keys.checked(merged(mine.model_dump(), {"privacy": {"noise": config.privacy.noise}}))
+        reason = refusal(mine.made_method(), mine.unlabelled.size) if mine.privacy.noise else None
+        if reason:
+            raise UserError(f"privacy.noise: this node asks for {mine.privacy.noise:g}, but {reason}")
+        return mine
 
     def clients(self, total: int) -> list[int]:
         """Those of `total` clients that are this node's part of a known data set."""
@@ -79,7 +89,9 @@ def read_own(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
             own[section] = value
             continue
         if section not in OWN_KEYS or not isinstance(value, Mapping):
-            raise UserError(f"{where}: '{section}' is not a node's to set; takes device, [data], [model], [train]")
+            raise UserError(
+                f"{where}: '{section}' is not a node's to set; takes device, [data], [model], [train], [privacy]"
+            )
         allowed = OWN_KEYS[section] or tuple(keys.SECTIONS[section].model_fields)
         for key in value:
             if key not in allowed:
@@ -138,6 +150,9 @@ def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, by
             config.seed
         ]
         figures = _figures(found, known=job.told != "none")
+        if job.kind == "judge" and job.round > config.rounds:
+            known = bank if job.told != "none" else None
+            save_models(store.folder, clients, config, tuple(job.classes), down, rows, known, job.round - 1)
     did: list[int] = mine if job.kind == "judge" else []
     reply: Message = {}
     terms: dict[str, list[float]] = {}
@@ -151,7 +166,7 @@ def work(site: Site, job: Job, payloads: Payloads) -> tuple[Answer, dict[str, by
         terms = {k: v.tolist() for k, v in said.terms.items()}
         pool = {k: floats(v) for k, v in said.figures.items()}
         if all(bool(torch.isfinite(v).all()) for v in said.terms.values()):
-            _keep(store, clients, config.seed, did, job.round)
+            _keep(store, clients, config.seed, did, job)
     tensors: dict[str, Tensor] = {}
     for i, client in enumerate(did):
         tensors |= packed_for(str(client), select(reply, torch.tensor(i)))
@@ -235,15 +250,19 @@ def _take_back(clients: Simulation, seed: int, states: Mapping[int, Mapping[str,
         return
     order = [key.client for key in clients.stack.keys]
     for name, fresh in clients.kept(seed).items():
+        if name == CLIENTS:
+            continue
         rows = [states[c].get(name, fresh[i]) if states[c] else fresh[i] for i, c in enumerate(order)]
         clients.take_back(seed, name, torch.stack([row.to(fresh) for row in rows]))
 
 
-def _keep(store: Store, clients: Simulation, seed: int, trained: Sequence[int], t: int) -> None:
-    kept = {name: value.cpu() for name, value in clients.kept(seed).items()}
+def _keep(store: Store, clients: Simulation, seed: int, trained: Sequence[int], job: Job) -> None:
+    since = dict(zip(job.clients, job.since, strict=True))
+    kept = {name: value.cpu() for name, value in clients.kept(seed).items() if name != CLIENTS}
     for row, key in enumerate(clients.stack.keys):
         if key.client in trained:
-            store.save(key.client, t, {name: value[row] for name, value in kept.items()})
+            state = {name: value[row] for name, value in kept.items()}
+            store.save(key.client, job.round, state, since[key.client])
 
 
 def _rows(rows: Mapping[int, Message], clients: Sequence[int]) -> Message:

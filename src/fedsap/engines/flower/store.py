@@ -1,4 +1,4 @@
-"""Clients' state on a node's own disk: one file for each run, client and round, the last two kept.
+"""Clients' state on a node's own disk: one file for each run, client and round, two of them kept.
 
 A node is asked for the state after a certain round, the one that the server knows of: after a reply that never
 arrived, or a server that was taken up from its checkpoint, that is not the newest. Both are there.
@@ -17,8 +17,6 @@ from torch import Tensor
 
 from fedsap.errors import UserError
 
-KEPT = 2
-
 
 @dataclass(frozen=True)
 class Store:
@@ -31,8 +29,9 @@ class Store:
         found = (re.fullmatch(r"round-(\d{6})\.safetensors", p.name) for p in self._of(client).glob("round-*"))
         return sorted(int(m[1]) for m in found if m)
 
-    def save(self, client: int, t: int, state: Mapping[str, Tensor]) -> None:
-        """Whoever reads finds the whole state of round t or none; older ones than the last two go."""
+    def save(self, client: int, t: int, state: Mapping[str, Tensor], since: int) -> None:
+        """Whoever reads finds the whole state of round t or none. The one that it was made from, of round `since`,
+        stays: until the server speaks of t it is the one that counts, however many rounds are lost. Others go."""
         folder = self._of(client)
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".round-{t:06d}.{os.getpid()}"
@@ -44,9 +43,8 @@ class Store:
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)
             raise UserError(f"{folder}: the state of round {t} cannot be written ({error}); make room") from None
-        there = self.rounds(client)
-        for old in [r for r in there if r > t] + [r for r in there if r < t][: 1 - KEPT]:
-            self._file(client, old).unlink(missing_ok=True)  # what comes after t belongs to a past that is played again
+        for other in set(self.rounds(client)) - {since, t}:
+            self._file(client, other).unlink(missing_ok=True)
         for scrap in folder.glob(".round-*"):
             with contextlib.suppress(OSError):
                 scrap.unlink()
