@@ -1,12 +1,14 @@
 """The page and the live view in Chromium."""
 
 import os
+import re
 import shutil
 import threading
 import time
 
 import pytest
 
+from fedsap.report import write_report
 from fedsap.report.live import Server
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -94,11 +96,45 @@ def test_a_toggle_hides_a_curve(page):
     wait(page, f"{drawn} < {before}")
     click(page, "input[data-method=FedProto]")
     assert "FedProto" in curves(page)
+    none, every = "#toggles button:last-child", "#toggles button:nth-last-child(2)"
+    click(page, none)
+    assert curves(page) == []
+    click(page, "input[data-method=FedAvg]")
+    assert curves(page) == ["FedAvg"]
+    click(page, every)
+    assert len(curves(page)) == 3
 
 
 def test_hover_over_a_curve_shows_its_value(page):
     page.execute_script("Plotly.Fx.hover('curve-plot', [{curveNumber: 2, pointNumber: 1}])")
     assert wait(page, "document.querySelector('#curve-plot .hoverlayer')?.textContent").strip()
+
+
+@pytest.mark.parametrize("band", [True, False])
+def test_pointing_between_two_rounds_shows_the_nearer_one_best_first(page, band):
+    page.execute_script("const b = document.getElementById('band'); if (b.checked !== arguments[0]) b.click()", band)
+    page.execute_script("document.getElementById('curve-plot').scrollIntoView({block: 'center', behavior: 'instant'})")
+    place = """const p = document.getElementById('curve-plot'), l = p._fullLayout, b = p.getBoundingClientRect();
+        return [b.x + l.xaxis._offset + l.xaxis.l2p(3.4), b.y + l.yaxis._offset + l.yaxis._length / 2]"""
+    x, y = page.execute_script(place)
+    for shift in (3, 0):
+        page.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + shift, "y": y})
+        time.sleep(0.2)
+    said = wait(page, "document.querySelector('#curve-plot .hoverlayer')?.textContent")
+    assert said.startswith("round 4")
+    values = [float(v) for v in re.findall(r"(\d+\.\d+) ±", said.removeprefix("round 4"))]
+    assert len(values) == 3
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_method_alone_fills_its_box(page):
+    page.execute_script(
+        "const s = document.getElementById('right'); s.value = '';s.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    sizes = """['left-plot', 'right-plot'].map(id => document.getElementById(id)).filter(p => p.offsetParent)
+        .map(p => [p.offsetWidth, p.querySelector('.main-svg').getBoundingClientRect().width])"""
+    ((box, drawn),) = page.execute_script(f"return {sizes}")
+    assert drawn == pytest.approx(box, abs=1)
 
 
 def test_the_slider_moves_the_points(page):
@@ -185,7 +221,35 @@ def test_text_has_contrast(page, theme):
     assert min(page.execute_script(script)) >= 4.5
 
 
-def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path):
+def test_a_report_of_one_method(browser, trained, tmp_path):
+    write_report([trained / "fedsap-1"], tmp_path, ["html"])
+    browser.get((tmp_path / "report.html").as_uri())
+    wait(browser, "document.querySelector('#left-plot .trace .point')")
+    box, drawn = browser.execute_script(
+        "const p = document.getElementById('left-plot');"
+        "return [p.offsetWidth, p.querySelector('.main-svg').getBoundingClientRect().width]"
+    )
+    assert drawn == pytest.approx(box, abs=1)
+    assert not browser.find_element("id", "band").is_displayed()  # one seed
+
+
+def test_the_live_view_of_an_empty_folder_says_what_to_do(browser, tmp_path):
+    server = Server(tmp_path)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        browser.get(server.url)
+        assert "fedsap run" in browser.find_element("id", "waiting").text
+        assert not [s for s in browser.find_elements("css selector", "main section") if s.is_displayed()]
+    finally:
+        browser.get("about:blank")
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path, which):
     shutil.copytree(trained / "fedsap-1", tmp_path / "run", ignore=shutil.ignore_patterns("result.json", "snapshots"))
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:2]))
@@ -198,10 +262,14 @@ def test_a_new_round_appears_in_the_live_view(browser, trained, tmp_path):
         rounds = "document.getElementById('curve-plot').data?.find(t => t.meta === 'curve')?.x.join()"
         wait(browser, f"{rounds} === '2'")
         browser.execute_script("window.same = true")
+        focus = ("#table-measures thead tr:last-child th:nth-child(2) button", "#toggles input")[which]
+        browser.execute_script("document.querySelector(arguments[0]).focus()", focus)
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
             file.write("".join(rows[2:]))
         wait(browser, f"{rounds} === '2,4'")
         assert browser.execute_script("return window.same")  # without reloading
+        script = "return document.activeElement === document.querySelector(arguments[0])"
+        assert browser.execute_script(script, focus)  # who uses the keyboard stays where they are
         assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
     finally:
         browser.get("about:blank")

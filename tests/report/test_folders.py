@@ -71,15 +71,49 @@ def binary(bad):
     (bad / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
 
 
+def a_class_that_is_none(bad):
+    edit(bad / "partition.json", lambda part: part["classes"][0].__setitem__(0, 10))
+
+
+def samples_that_are_no_number(bad):
+    edit(bad / "partition.json", lambda part: part["shots"][0].__setitem__(0, "12"))
+
+
+def fewer_samples_than_classes(bad):
+    edit(bad / "partition.json", lambda part: part["shots"][0].pop())
+
+
+def no_seed(bad):
+    edit(bad / "config.json", lambda config: config.update(seed=None))
+
+
+def not_a_number_in_the_configuration(bad):
+    edit(bad / "config.json", lambda config: config["train"].update(lr=float("nan")))
+
+
+def infinitely_much_sent(bad):
+    lines = (bad / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    row["up"][0][0] = float("inf")
+    (bad / "metrics.jsonl").write_text("\n".join([json.dumps(row), *lines[1:]]) + "\n")
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
 HARM = [empty, no_config, no_partition, torn_config, torn_middle, no_round, other_version, other_rows, not_objects,
-        other_clients, binary]  # fmt: skip
+        other_clients, binary, a_class_that_is_none, samples_that_are_no_number, fewer_samples_than_classes, no_seed,
+        not_a_number_in_the_configuration, infinitely_much_sent]  # fmt: skip
 
 
 @pytest.mark.parametrize("harm", HARM)
 def test_one_line_and_the_rest(runs, tmp_path, harm):
     harm(runs / "bad")
     lines = []
-    (page,) = write_report([runs], tmp_path / "out", ["md"], lines.append)
+    page, _ = write_report([runs], tmp_path / "out", ["md", "html"], lines.append)
     assert len(lines) == 1
     assert "\n" not in lines[0]
     assert str(runs / "bad") in lines[0]
@@ -107,6 +141,18 @@ def test_damaged_snapshots_cost_a_line_and_the_picture(trained, tmp_path):
     write_report([tmp_path / "run"], tmp_path / "out", ["html", "md"], lines.append)
     assert len(lines) == 1
     assert "round-000002.npz" in lines[0]
+
+
+def test_kept_rounds_that_are_not_laid_out_cost_a_line(trained, tmp_path):
+    shutil.copytree(trained / "fedsap-1", tmp_path / "run")
+    kept = tmp_path / "run" / "snapshots"
+    for t in (1, 3, 5, 6, 7):
+        shutil.copyfile(kept / "round-000002.npz", kept / f"round-{t:06d}.npz")
+    lines = []
+    (page,) = write_report([tmp_path / "run"], tmp_path / "out", ["html"], lines.append)
+    assert len(lines) == 1
+    assert lines[0].startswith("embeddings: 6 of 7 kept rounds are laid out")
+    assert lines[0] in page.read_text()
 
 
 def test_the_same_run_twice_is_no_second_seed(trained, tmp_path):

@@ -109,7 +109,8 @@ def test_reading_only(served, method):
 def test_an_empty_folder_waits(tmp_path):
     watch = Watch(tmp_path)
     try:
-        assert watch.data()["runs"] == 0
+        data = watch.data()
+        assert (data["runs"], data["notes"]) == (0, [])
     finally:
         watch.close()
     with pytest.raises(UserError, match="no such folder"):

@@ -15,7 +15,7 @@ from fedsap.collect import collect
 from fedsap.config import assignments, resolve
 from fedsap.report import figures, look, tables
 from fedsap.report.content import command, content
-from fedsap.report.layout import chosen, layouts
+from fedsap.report.layout import chosen, layouts, shortened
 from fedsap.report.read import find, load
 from fedsap.report.study import arrange, over_rounds, sweeps
 from fedsap.runs import decisive
@@ -180,14 +180,15 @@ def test_sweeps_and_bars_are_the_runs(varied):
         (k, statistics.fmean(mean_last(varied, name, "head"))) for k, name in ((5, "k5"), (25, "k25"), (100, "plain"))
     ]
     np.testing.assert_allclose(line, expected)
-    bars = figures.schedule_shapes(sweeps(varied, "method.schedule_shape")[:1]).axes[1].patches
+    points = figures.schedule_shapes(sweeps(varied, "method.schedule_shape")[:1]).axes[1].containers
     heights = [statistics.fmean(mean_last(varied, name, "proto")) for name in ("constant", "cosine", "plain")]
-    assert [bar.get_height() for bar in bars] == pytest.approx(heights)
+    assert [point[0].get_ydata().item() for point in points] == pytest.approx(heights)
 
 
 def test_tsne_figures_show_the_snapshots(study):
-    setting, label, run = chosen(study)[0]
-    planes = layouts(run, pytest.fail)
+    place = chosen(study)[0]
+    setting, label = place.setting, place.label
+    planes = layouts(place, pytest.fail)
     assert [p.round for p in planes] == [2, 4]
     assert set(planes[0].labels.tolist()) <= set(range(10))
     stars = planes[-1]
@@ -195,6 +196,17 @@ def test_tsne_figures_show_the_snapshots(study):
     placed = [c for c in figure.axes[0].collections if len(c.get_offsets()) == 1 and c.get_sizes()[0] == 130]
     np.testing.assert_allclose(np.sort([c.get_offsets()[0] for c in placed], 0), np.sort(stars.stars, 0))
     assert to_hex(placed[0].get_facecolor()[0]) == look.of_class(int(stars.classes[0]))[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(2, [(4,), (4,)]), (3, [(4,), (4,), (4,)]), (4, [(2, 4), (4,), (4,)]), (6, [(2, 4)] * 3)],
+)
+def test_every_methods_last_round_is_laid_out_before_earlier_ones(study, most, expected):
+    places = chosen(study, most)
+    assert [place.rounds for place in places] == expected
+    left_out = shortened(study, places)
+    assert left_out == "" if most == 6 else left_out.startswith(f"embeddings: {most} of 6 kept rounds are laid out")
 
 
 def test_markdown_and_latex_say_what_the_tables_say(study, written):

@@ -26,7 +26,7 @@ def write_report(
     """
     from fedsap.report import against, html, tables
     from fedsap.report.content import content
-    from fedsap.report.layout import chosen, layouts
+    from fedsap.report.layout import chosen, layouts, shortened
     from fedsap.report.read import find, load
     from fedsap.report.study import arrange
 
@@ -48,7 +48,10 @@ def write_report(
             f"{folders[0]}: holds no run with an evaluated round; takes a folder that fedsap run has written"
         )
     study = arrange(runs)
-    planes = {(setting, label): layouts(run, note) for setting, label, run in chosen(study)}
+    places = chosen(study)
+    if said := shortened(study, places):
+        note(said)
+    planes = {(place.setting, place.label): layouts(place, note) for place in places}
     found = [*tables.tables(study), *against.of_runs(study.runs)]
     try:
         out.mkdir(parents=True, exist_ok=True)

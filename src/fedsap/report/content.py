@@ -111,6 +111,7 @@ def _variant(v: Variant, measures: Sequence[str]) -> Json:
         "label": v.label,
         "seeds": v.seeds,
         "over": all(run.over for run in v.runs),
+        "kept": any(run.snapshots for run in v.runs),
         "round": min(int(run.rounds[-1]) for run in v.runs),
         "planned": run.planned,
         "curves": curves,

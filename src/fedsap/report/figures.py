@@ -70,7 +70,8 @@ def figures(study: Study, layouts: Layouts) -> Iterator[Drawing]:
             yield _name("tsne-methods", number), caption, side_by_side(study, setting, mine)
         if any(len(rounds) > 1 for rounds in mine.values()):
             caption = f"t-SNE of embeddings over rounds, {setting}; colours are classes. {stars}"
-            yield _name("tsne-rounds", number), caption, progression(mine)
+            several = {label: rounds for label, rounds in mine.items() if len(rounds) > 1}
+            yield _name("tsne-rounds", number), caption, progression(study, setting, several)
 
 
 def _parts(settings: Sequence[str]) -> list[list[str]]:
@@ -159,7 +160,10 @@ def _first_column(axes: Sequence[Axes], label: str) -> None:
 def per_client(study: Study, settings: Sequence[str]) -> Figure:
     """Clients' head accuracies, a panel per setting, a box with its points per method."""
     most = max(len(study.of(s)) for s in settings)
-    figure, axes = look.panels(len(settings), (max(3.3, 0.75 * most + 0.8), 2.7), 3 if most < 7 else 2, sharey=True)
+    wide = most > 6
+    figure, axes = look.panels(
+        len(settings), (8.5 if wide else max(3.3, 0.75 * most + 0.8), 2.7), 1 if wide else 3, sharey=True
+    )
     rng = np.random.default_rng(0)
     for ax, setting in zip(axes, settings, strict=True):
         variants = [v for v in study.of(setting) if v.finished]
@@ -174,7 +178,12 @@ def per_client(study: Study, settings: Sequence[str]) -> Figure:
             ax.scatter(near, values, s=7, color=tint, alpha=0.45, linewidths=0, zorder=3)
         turned = max((len(v.label) for v in variants), default=0) > 8
         names = [v.label.replace(" (", "\n(") for v in variants]
-        ax.set_xticks(range(len(variants)), names, rotation=20 if turned else 0, ha="right" if turned else "center")
+        ax.set_xticks(
+            range(len(variants)),
+            names,
+            rotation=(35 if wide else 20) if turned else 0,
+            ha="right" if turned else "center",
+        )
         ax.set(title=setting, xlim=(-0.6, len(variants) - 0.4))
         ax.grid(axis="x", visible=False)
     _first_column(axes, "head accuracy of a client, %")
@@ -254,7 +263,7 @@ def swept(study: Study, found: Sequence[Sweep], measures: Sequence[str], label: 
         ax.set_xticks(sorted(values), [f"{v:g}" for v in sorted(values)])
         ax.minorticks_off()
         ax.set(title=setting, xlabel=label)
-    _first_column(axes, "accuracy, %")
+    _first_column(axes, _unit(measures[0])[0] if len(measures) == 1 else "accuracy, %")
     look.legend(figure, list(handles.values()))
     return figure
 
@@ -279,10 +288,18 @@ def schedule_shapes(found: Sequence[Sweep]) -> Figure:
         bars = [100 * (s.std or 0.0) for s in scores]
         names = [str(value) for value, _ in one.points]
         tints = [look.colour(SHAPES.index(name)) for name in names]
-        ax.bar(names, heights, yerr=bars, color=tints, capsize=3, width=0.65, error_kw={"linewidth": 1.2})
-        low = np.nanmin(np.array(heights) - np.array(bars))
-        ax.set_ylim(max(0.0, 5 * np.floor((low - 5) / 5)), None)
-        ax.set(title=one.setting, ylabel="prototype (L2) accuracy, %")
+        for place, tint in enumerate(tints):  # points: bars would have to begin at 0
+            ax.errorbar(
+                [place],
+                heights[place],
+                yerr=bars[place],
+                color=tint,
+                marker=look.marker(place),
+                capsize=3,
+                markersize=6,
+            )
+        ax.set_xticks(range(len(names)), names)
+        ax.set(title=one.setting, ylabel="prototype (L2) accuracy, %", xlim=(-0.5, len(names) - 0.5))
         ax.grid(axis="x", visible=False)
     return figure
 
@@ -293,7 +310,14 @@ def scatter(ax: Axes, layout: Layout) -> None:
         here = layout.labels == c
         tint, shape = look.of_class(c)
         ax.scatter(
-            layout.points[here, 0], layout.points[here, 1], s=9, color=tint, marker=shape, alpha=0.75, linewidths=0
+            layout.points[here, 0],
+            layout.points[here, 1],
+            s=9,
+            color=tint,
+            marker=shape,
+            alpha=0.75,
+            linewidths=0.25,
+            edgecolors="0.3",
         )
     for c, at in zip(layout.classes.tolist(), layout.stars, strict=True):
         ax.scatter(
@@ -322,7 +346,7 @@ def side_by_side(study: Study, setting: str, mine: dict[str, list[Layout]]) -> F
     return figure
 
 
-def progression(mine: dict[str, list[Layout]]) -> Figure:
+def progression(study: Study, setting: str, mine: dict[str, list[Layout]]) -> Figure:
     """A row per method, a column per round."""
     every = sorted({layout.round for rounds in mine.values() for layout in rounds})
     figure, axes = look.panels(len(mine) * len(every), (2.1, 2.15), len(every))
@@ -338,6 +362,7 @@ def progression(mine: dict[str, list[Layout]]) -> Figure:
                 ax.set_title(f"round {t}")
             if column == 0:
                 ax.set_ylabel(label)
+    _classes(figure, [layout for rounds in mine.values() for layout in rounds], study.of(setting)[0].runs[0].classes)
     return figure
 
 

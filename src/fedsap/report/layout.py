@@ -18,7 +18,7 @@ from fedsap.report.study import Study
 from fedsap.snapshots import Snapshot, load_snapshot
 
 POINTS = 500  # in a layout of a report
-LAYOUTS = 24  # in a report
+LAYOUTS = 36  # in a report
 ROUNDS = 6  # of a run
 
 
@@ -41,20 +41,44 @@ class Layout:
 Layouts = dict[tuple[str, str], list[Layout]]  # by setting and label
 
 
-def chosen(study: Study, most: int = LAYOUTS) -> list[tuple[str, str, RunData]]:
-    """(setting, label, run): the first seed of each variant that has kept embeddings, as far as `most` layouts go."""
-    found: list[tuple[str, str, RunData]] = []
-    left = most
-    for setting in study.settings:
-        for v in study.of(setting.label):
-            run = next((run for run in v.runs if run.snapshots), None)
-            if run is None:
-                continue
-            left -= len(spread(run.snapshots))
-            if left < 0:
-                return found
-            found.append((setting.label, v.label, run))
-    return found
+@dataclass(frozen=True)
+class Place:
+    """A variant whose embeddings are laid out: the run of its first seed that has kept some, and which rounds of it."""
+
+    setting: str
+    label: str
+    run: RunData
+    rounds: tuple[int, ...]
+
+
+def chosen(study: Study, most: int = LAYOUTS) -> list[Place]:
+    """What is laid out: the last kept round of each variant, and the rounds before it, variant by variant, as far
+    as `most` layouts go."""
+    found = [
+        (setting.label, v.label, run)
+        for setting in study.settings
+        for v in study.of(setting.label)
+        if (run := next((run for run in v.runs if run.snapshots), None)) is not None
+    ][:most]
+    left, places = most - len(found), []
+    for setting, label, run in found:
+        rounds = spread(run.snapshots)
+        if len(rounds) - 1 > left:
+            rounds = rounds[-1:]
+        left -= len(rounds) - 1
+        places.append(Place(setting, label, run, tuple(rounds)))
+    return places
+
+
+def shortened(study: Study, places: Sequence[Place]) -> str:
+    """What is said of embeddings that were kept and are not laid out; empty if there are none."""
+    firsts = [next((run for run in v.runs if run.snapshots), None) for v in study.variants]
+    kept = sum(len(run.snapshots) for run in firsts if run is not None)
+    shown = sum(len(place.rounds) for place in places)
+    return "" if shown == kept else (
+        f"embeddings: {shown} of {kept} kept rounds are laid out, the last of each method first; "
+        "a report of fewer runs has room for the others"
+    )  # fmt: skip
 
 
 def spread(rounds: Sequence[int], most: int = ROUNDS) -> list[int]:
@@ -67,12 +91,12 @@ def spread(rounds: Sequence[int], most: int = ROUNDS) -> list[int]:
     return [rounds[i] for i in places.tolist()]
 
 
-def layouts(run: RunData, complain: Complain, points: int = POINTS) -> list[Layout]:
-    """The rounds of a run; one that is damaged costs a line."""
+def layouts(place: Place, complain: Complain, points: int = POINTS) -> list[Layout]:
+    """The rounds of a variant; one that is damaged costs a line."""
     found: list[Layout] = []
-    for t in spread(run.snapshots):
+    for t in place.rounds:
         try:
-            found.append(lay_out(load_snapshot(run.folder, t), points, found[-1] if found else None))
+            found.append(lay_out(load_snapshot(place.run.folder, t), points, found[-1] if found else None))
         except UserError as error:
             complain(f"{error}; left out")
     return found

@@ -18,13 +18,14 @@ from urllib.parse import parse_qs, urlsplit
 from fedsap.errors import UserError
 from fedsap.report import html, tables
 from fedsap.report.content import content
-from fedsap.report.layout import Layout, chosen, layouts
+from fedsap.report.layout import Layout, Place, chosen, layouts, shortened
 from fedsap.report.read import FILES, RunData, attempt, distinct, find
 from fedsap.report.study import arrange
 from fedsap.runs import Row
 
 MOST = 500  # runs that are shown, the latest changed ones
 Stamp = tuple[tuple[str, int, int], ...]
+Plan = tuple[Stamp, tuple[int, ...]]  # the snapshots that are there, and the rounds that are laid out
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -58,8 +59,8 @@ class Watch:
         self.root, self._most = root.resolve(), most
         self._lock = threading.Lock()
         self._runs: dict[Path, tuple[Stamp, RunData | None, list[str]]] = {}
-        self._planes: dict[Path, tuple[Stamp, list[Layout]]] = {}
-        self._wanted: list[tuple[Path, Stamp, RunData]] = []
+        self._planes: dict[Path, tuple[Plan, list[Layout]]] = {}
+        self._wanted: list[tuple[Place, Plan]] = []
         self._work = threading.Condition()
         self._stopping = False
         self._seen: object = None
@@ -120,7 +121,8 @@ class Watch:
         study = arrange(runs)
         places = chosen(study)
         self._ask(places)
-        shown = {(s, label): planes[run.folder] for s, label, run in places if run.folder in planes}
+        shown = {(p.setting, p.label): planes[p.run.folder] for p in places if p.run.folder in planes}
+        notes += [said] if (said := shortened(study, places)) else []
         local = [note.replace(f"{self.root}/", "").replace(str(self.root), self.root.name) for note in notes]
         return {
             **content(study, shown, local),
@@ -129,15 +131,12 @@ class Watch:
             "tables": html.tables_html(tables.tables(study, unfinished=True)),
         }
 
-    def _ask(self, places: list[tuple[str, str, RunData]]) -> None:
+    def _ask(self, places: list[Place]) -> None:
         with self._work:
-            kept = {run.folder for _, _, run in places}
+            kept = {place.run.folder for place in places}
             self._planes = {folder: plane for folder, plane in self._planes.items() if folder in kept}
-            self._wanted = [
-                (run.folder, mark, run)
-                for _, _, run in places
-                if (mark := _snapshots(self._runs[run.folder][0])) != self._planes.get(run.folder, ((), []))[0]
-            ]
+            plans = [(place, (_snapshots(self._runs[place.run.folder][0]), place.rounds)) for place in places]
+            self._wanted = [(p, plan) for p, plan in plans if self._planes.get(p.run.folder, (None,))[0] != plan]
             self._work.notify()
 
     def _lay_out(self) -> None:
@@ -146,10 +145,12 @@ class Watch:
                 self._work.wait_for(lambda: self._wanted or self._stopping)
                 if self._stopping:
                     return
-                folder, mark, run = self._wanted.pop(0)
-            found = layouts(run, lambda _: None)
+                place, plan = self._wanted.pop(0)
+                if self._planes.get(place.run.folder, (None,))[0] == plan:
+                    continue  # asked for again while it was being made
+            found = layouts(place, lambda _: None)
             with self._work:
-                self._planes[folder] = (mark, found)
+                self._planes[place.run.folder] = (plan, found)
 
 
 def _snapshots(mark: Stamp) -> Stamp:

@@ -66,7 +66,12 @@ def dash(number: int) -> Any:
 
 
 def marker(number: int) -> str:
-    return MARKERS[number % len(MARKERS)]
+    """Changes with every colour, and is another one when a colour comes again.
+
+    >>> marker(0), marker(1), marker(8)
+    ('o', 's', 's')
+    """
+    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
 
 
 def of_class(c: int) -> tuple[str, str]:
@@ -81,9 +86,10 @@ def dot(label: str, c: int) -> Line2D:
 
 
 def panels(
-    number: int, size: tuple[float, float] = (3.3, 2.6), columns: int = 3, **kwargs: Any
+    number: int, size: tuple[float, float] | None = None, columns: int = 3, **kwargs: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels of that size in inches, row by row."""
+    """A figure of `number` panels of that size in inches, row by row; a panel that is alone is larger."""
+    size = size or ((4.9, 2.8) if number == 1 else (3.3, 2.6))
     across = min(number, columns)
     down = -(-number // across)
     figure = Figure(figsize=(size[0] * across, size[1] * down + 0.35), layout="constrained")
@@ -95,12 +101,15 @@ def panels(
 
 
 def legend(figure: Figure, handles: Sequence[Any], columns: int = 6) -> None:
-    """One legend below all panels."""
+    """One legend below all panels, for which the figure grows: panels keep their size."""
     if handles:
         wide = max(1, int(figure.get_figwidth() / 1.3))
         longest = max(len(str(h.get_label())) for h in handles)
         fit = max(1, int(figure.get_figwidth() * 13 / (longest + 8)))
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, wide, fit, len(handles)))
+        columns = min(columns, wide, fit, len(handles))
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns)
+        rows = -(-len(handles) // columns)
+        figure.set_figheight(figure.get_figheight() + 0.185 * (rows - 1))  # panels() has room for one
 
 
 def line(label: str, number: int, **kwargs: Any) -> Line2D:

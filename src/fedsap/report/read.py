@@ -1,6 +1,7 @@
 """Run folders as arrays. A folder that cannot be read costs one line, and the others are read all the same."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def find(folders: Iterable[Path], complain: Complain) -> list[Path]:
             elif any(name in FILES for name in files):
                 complain(f"{path}: half-written, has no config.json; left out")
                 below.clear()
-            elif not below and not files:
+            elif not below and not files and path != folder:
                 complain(f"{path}: empty; left out")
         found += sorted(here)
     return list({path.resolve(): path for path in found}.values())
@@ -144,9 +145,9 @@ def read(folder: Path) -> RunData:
     other = "" if version == fedsap.__version__ else f" (written by {version}, this is {fedsap.__version__})"
     try:
         rows = metrics(folder)
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"{folder / 'metrics.jsonl'}: damaged, not text") from None
-    if not any("accuracy" in row for row in rows if isinstance(row, dict)):
+    except OSError as error:
+        raise UserError(f"{folder / 'metrics.jsonl'}: cannot be read: {error.strerror}") from None
+    if not any("accuracy" in row for row in rows):
         raise UserError(f"{folder}: no evaluated round yet ({len(rows)} rounds are there){other}")
     over = (folder / "result.json").exists()
     if over:
@@ -167,9 +168,10 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
     for key in ("data", "partition", "model", "method", "train", "eval"):
         if not isinstance(config[key], dict):
             raise ValueError(f"config.json: {key} is no table")
-    needed = config["seed"], config["method"]["name"], config["data"]["name"], config["partition"]["ways"]
-    del needed
-    clients = len(partition["classes"])
+    names, numbers = (config["method"]["name"], config["data"]["name"]), (config["seed"], config["partition"]["ways"])
+    if not all(isinstance(name, str) for name in names) or not all(isinstance(number, int) for number in numbers):
+        raise ValueError("config.json: a name is no text, or a number none")
+    clients = _clients(partition)
     terms = dict.fromkeys(term for row in rows for term in row["loss"])
     said = dict.fromkeys(name for row in rows for name in row.get("unlabelled", {}))
     judged = [row for row in rows if "accuracy" in row]
@@ -186,7 +188,7 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
         partition,
         over,
         rounds,
-        np.array([float(row["seconds"]) for row in rows]),
+        _floats([row["seconds"] for row in rows]),
         {term: np.array([mean_of(_floats(row["loss"].get(term, []))) for row in rows]) for term in terms},
         np.array([_total(row["up"]) for row in rows]),
         np.array([_total(row["down"]) for row in rows]),
@@ -205,6 +207,16 @@ def _read(folder: Path, config: Row, environment: Row, partition: Row, over: boo
     )
 
 
+def _clients(partition: Row) -> int:
+    """How many clients there are, if each has samples of classes that there are."""
+    number, every = partition["num_classes"], list(zip(partition["classes"], partition["shots"], strict=True))
+    for own, shots in every:
+        pairs = zip(own, shots, strict=True)
+        if not all(type(c) is type(k) is int and 0 <= c < number and k >= 0 for c, k in pairs):
+            raise ValueError("partition.json: classes and samples do not fit together")
+    return len(every)
+
+
 def _planned(config: Row) -> int:
     rounds = int(config["train"]["rounds"])
     return max(rounds, pool_rounds(rounds, config.get("unlabelled", {})).stop - 1)
@@ -213,7 +225,10 @@ def _planned(config: Row) -> int:
 def _floats(values: Sequence[Any], length: int | None = None) -> Floats:
     if length is not None and len(values) != length:
         raise ValueError(f"metrics.jsonl has {len(values)} accuracies for {length} clients")
-    return np.array([np.nan if v is None else float(v) for v in values])
+    found = np.array([np.nan if v is None else float(v) for v in values])
+    if np.isinf(found).any():
+        raise ValueError("metrics.jsonl has a number without bounds")
+    return found
 
 
 def mean_of(values: Floats) -> float:
@@ -227,4 +242,7 @@ def mean_of(values: Floats) -> float:
 
 
 def _total(sent: Sequence[Sequence[float]]) -> tuple[float, float]:
-    return float(sum(numbers for numbers, _ in sent)), float(sum(size for _, size in sent))
+    numbers, size = (float(sum(both[i] for both in sent)) for i in (0, 1))
+    if not math.isfinite(numbers + size):
+        raise ValueError("metrics.jsonl has a number without bounds")
+    return numbers, size

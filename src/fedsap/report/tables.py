@@ -87,7 +87,7 @@ def main(study: Study, runs: Runs) -> Table | None:
         "Results are grouped by inference strategy. Bold: the best result within each column and group."
     )
     heads = (("", "Method"), *((s.dataset, s.short) for s in settings))
-    return Table("main", "Accuracy", caption, heads, tuple(blocks))
+    return Table("main", "Accuracy (%)", caption, heads, tuple(blocks))
 
 
 def measures(study: Study, runs: Runs) -> Table | None:
@@ -136,7 +136,8 @@ def communication(study: Study, runs: Runs) -> Table | None:
         "Communication per round in thousands of numbers, all clients together, counted from the payloads; "
         "mean over rounds and seeds, without round 1, in which nothing is sent down yet."
     )
-    return Table("communication", "Communication", caption, heads, tuple(blocks)) if blocks else None
+    title = "Communication per round (thousands of numbers)"
+    return Table("communication", title, caption, heads, tuple(blocks)) if blocks else None
 
 
 def ablation(study: Study, runs: Runs) -> Table | None:

@@ -16,16 +16,19 @@
   const hidden = new Set();
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const DASHES = ["solid", "dash", "dashdot", "dot"];
+  const LOGARITHMIC = ["partition.shots", "method.proxy_scale"];
   const BORDERS = ["solid", "dashed", "dashed", "dotted"];
   const MARKERS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "hexagon"];
   const SIGNS = ["●", "■", "▲", "◆", "▼", "✚", "✖", "⬢"];
   const dashOf = (i) => (i + Math.floor(i / data.palette.length)) % DASHES.length;
+  const markOf = (i) => (i + Math.floor(i / data.palette.length)) % MARKERS.length;
+  const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const LIGHTER = { "#000000": "#e6e6e6", "#0072B2": "#3d9be0", "#882255": "#a78bfa" };  // on dark paper
+  const LIGHTER = { "#000000": "#e6e6e6", "#0072B2": "#1f7fd0", "#882255": "#8b6cf0" };  // on dark paper
   const shown = (colour) => (css("--dark") === "1" ? LIGHTER[colour] ?? colour : colour);
   const tint = (i) => shown(data.palette[i % data.palette.length]);
   const classTint = (c) => shown(data.classes[c % data.classes.length]);
-  const classMark = (c) => Math.floor(c / data.palette.length) % MARKERS.length;
+  const classMark = (c) => markOf(Math.floor(c / data.palette.length));
   const number = (label) => data.methods.findIndex((m) => m.label === label);
   const said = (pair, digits = 2) => pair[0] == null ? "–" : pair[0].toFixed(digits) + (pair[1] == null ? "" : ` ± ${pair[1].toFixed(digits)}`);
   const count = (n) => n >= 1e9 ? `${(n / 1e9).toFixed(1)} G` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e3 ? `${(n / 1e3).toFixed(1)} k` : `${Math.round(n)}`;
@@ -33,8 +36,8 @@
   const here = () => data.variants.filter((v) => v.setting === setting());
 
   function options(select, values, chosen) {
-    const before = chosen ?? select.value;
-    select.replaceChildren(...values.map(([value, text]) => make("option", { value }, text)));
+    const before = chosen ?? select.value, same = [...select.options].map((o) => [o.value, o.text]);
+    if (JSON.stringify(same) !== JSON.stringify(values.map((pair) => pair.map(String)))) select.replaceChildren(...values.map(([value, text]) => make("option", { value }, text)));
     if (values.some(([value]) => String(value) === String(before))) select.value = before;
   }
 
@@ -68,7 +71,7 @@
       }
       traces.push({
         x: curve.x, y: curve.y, name: v.label, meta: "curve", mode: curve.x.length > 40 ? "lines" : "lines+markers", customdata: curve.s,
-        line: { color: colour, width: 2.25, dash: DASHES[dashOf(i)] }, marker: { size: 7, symbol: MARKERS[i % MARKERS.length] },
+        line: { color: colour, width: 2.25, dash: DASHES[dashOf(i)] }, marker: { size: 7, symbol: MARKERS[markOf(i)] },
         hovertemplate: `<b>%{y:.2f}</b>${many ? " ± %{customdata:.2f}" : ""}  ${v.label.replace(/[<>&]/g, "")}<extra></extra>`,
       });
       lines.push([v.label, curve]);
@@ -77,7 +80,10 @@
     const marks = Object.entries(Object.fromEntries(here().flatMap((v) => v.marks).map(([name, t]) => [t, name])));
     const shapes = marks.map(([t]) => ({ type: "line", x0: t, x1: t, yref: "paper", y0: 0, y1: 1, line: { color: css("--soft"), width: 1.5, dash: "dot" } }));
     const annotations = marks.map(([t, name]) => ({ x: t, yref: "paper", y: 1, text: name, showarrow: false, xanchor: "left", yanchor: "top", font: { size: 11 } }));
-    Plotly.react($("curve-plot"), traces, layout({ xaxis: { title: { text: "round" }, rangemode: "tozero" }, yaxis: { title: { text: unit } }, hovermode: "x unified", shapes, annotations }), settings);
+    $("band").closest("label").hidden = !here().some((v) => v.seeds.length > 1);
+    const turned = traces.some((trace) => trace.fill);  // then plotly turns the list round
+    const hover = { hovermode: "x unified", hoverdistance: -1, hoversort: `value ${turned ? "ascending" : "descending"}` };
+    Plotly.react($("curve-plot"), traces, layout({ xaxis: { title: { text: "round" }, rangemode: "tozero", unifiedhovertitle: { text: "round %{x}" } }, yaxis: { title: { text: unit } }, ...hover, shapes, annotations }), settings);
     const caption = `${data.measures[measure]} over rounds, ${setting()}: mean over clients and seeds.`;
     $("curve-caption").textContent = caption;
     $("curve-plot").setAttribute("aria-label", words.length ? `${caption} ${words.join("; ")}.` : "No curve to show.");
@@ -96,9 +102,17 @@
       } });
       const swatch = make("span", { class: "swatch", tint: tint(i), "aria-hidden": "true" });
       swatch.style.borderTopStyle = BORDERS[dashOf(i)];
-      return make("label", { class: "chip" }, box, swatch, v.label);
+      return make("label", { class: "chip" }, box, swatch, make("span", { class: "sign", tint: tint(i), "aria-hidden": "true" }, SIGNS[markOf(i)]), v.label);
     });
-    field.replaceChildren(legend, ...chips);
+    const every = (on) => () => {
+      for (const box of field.querySelectorAll("input")) {
+        box.checked = on;
+        if (on) hidden.delete(box.dataset.method); else hidden.add(box.dataset.method);
+      }
+      drawCurves();
+    };
+    const both = [["All", true], ["None", false]].map(([say, on]) => make("button", { type: "button", class: "chip", onclick: every(on) }, say));
+    field.replaceChildren(legend, ...chips, ...(chips.length > 2 ? both : []));
   }
 
   // --- tables
@@ -154,7 +168,7 @@
       if (m.bank) rows.push(["Prototype", make("b", {}, `${said(v.last.proto, 1)} %`)]);
       rows.push(["Silhouette", said(v.last.silhouette)], ["Up", count(v.up)], ["Down", count(v.down)], ["Seeds", v.seeds.join(", ")], ["Seconds", v.seconds]);
       return make("article", { class: "card", tint: tint(number(v.label)) },
-        make("h3", {}, v.label), make("p", { class: "muted" }, [m.paper, m.sends].filter(Boolean).join(". ")),
+        make("h3", {}, v.label), make("p", { class: "muted" }, [m.paper, m.sends && (m.sends.startsWith("up") ? `Sent ${m.sends}` : `Sends ${m.sends}`)].filter(Boolean).join(". ")),
         ...(v.over ? [] : [make("span", { class: "status" }, `round ${v.round} of ${v.planned}`)]),
         make("dl", {}, ...rows.flatMap(([k, x]) => [make("dt", {}, k), make("dd", {}, x)])));
     }));
@@ -172,8 +186,11 @@
 
   function explorer() {
     const mine = data.explorer.filter((e) => e.setting === setting());
+    const kept = here().some((v) => v.kept);
     $("explorer").hidden = !mine.length;
-    $("no-embeddings").hidden = mine.length > 0;
+    $("no-embeddings").hidden = mine.length > 0 || kept;
+    $("no-layout").hidden = mine.length > 0 || !kept;
+    $("no-layout").textContent = data.live ? "Embeddings are being laid out; they appear here by themselves." : "Embeddings of this setting were kept and are not laid out here; a report of fewer runs has room for them.";
     if (!mine.length) return;
     const values = mine.map((e) => [e.label, e.label]), first = !$("left").value;
     options($("left"), values);
@@ -190,9 +207,9 @@
     const all = rounds(), t = all[Math.min(Number($("round").value), all.length - 1)];
     $("round-now").textContent = `round ${t}`;
     $("round").setAttribute("aria-valuetext", `round ${t}`);
+    $("right-figure").hidden = !panel("right");  // first: what is beside it says how wide a plot is
     for (const side of ["left", "right"]) {
       const one = panel(side);
-      if (side === "right") $("right-figure").hidden = !one;
       if (one) drawPanel(side, one, t, moving);
     }
     legend(panel("left"));
@@ -204,7 +221,7 @@
     const groups = byClient ? one.clients : one.labels, plot = $(`${side}-plot`);
     const points = {
       x: at.x, y: at.y, mode: "markers", type: "scatter", hoverinfo: "none", meta: "points",
-      marker: { size: 7, opacity: 0.85, line: { width: 0 }, color: groups.map(classTint), symbol: groups.map((g) => MARKERS[classMark(g)]) },
+      marker: { size: 7, opacity: 0.85, line: { width: css("--dark") === "1" ? 0 : 0.6, color: css("--soft") }, color: groups.map(classTint), symbol: groups.map((g) => MARKERS[classMark(g)]) },
     };
     const stars = {
       x: at.stars.map((s) => s[0]), y: at.stars.map((s) => s[1]), mode: "markers", type: "scatter", hoverinfo: "text", meta: "stars",
@@ -317,7 +334,7 @@
       words.push(`${label}: mean ${mean.toFixed(1)} %, from ${Math.min(...values.map(([y]) => y)).toFixed(1)} to ${Math.max(...values.map(([y]) => y)).toFixed(1)} %`);
       const i = number(label);
       return [
-        { x: values.map((_, k) => place + 0.5 * (((k * 0.618034) % 1) - 0.5)), y: values.map(([y]) => y), text: values.map(([, say]) => say), mode: "markers", type: "scatter", name: label, marker: { color: tint(i), size: 7, opacity: 0.6, symbol: MARKERS[i % MARKERS.length] }, hovertemplate: "%{text}: %{y:.2f} %<extra></extra>" },
+        { x: values.map((_, k) => place + 0.5 * (((k * 0.618034) % 1) - 0.5)), y: values.map(([y]) => y), text: values.map(([, say]) => say), mode: "markers", type: "scatter", name: label, marker: { color: tint(i), size: 7, opacity: 0.6, symbol: MARKERS[markOf(i)] }, hovertemplate: "%{text}: %{y:.2f} %<extra></extra>" },
         { x: [place - 0.34, place + 0.34], y: [mean, mean], mode: "lines", type: "scatter", line: { color: tint(i), width: 3 }, hovertemplate: `mean ${mean.toFixed(2)} %<extra></extra>` },
       ];
     }).flat();
@@ -341,11 +358,14 @@
     $("study-list").replaceChildren(...figures.map(([figure]) => figure));
     for (const [, plot, several] of figures) {
       let k = 0;
+      const values = [...new Set(several.flatMap((one) => one.x))].sort((a, b) => a - b);
+      const named = values.some((v) => typeof v === "string"), log = LOGARITHMIC.includes(several[0].key) && values[0] > 0;
+      const axis = named ? { type: "category" } : { type: log ? "log" : "linear", tickvals: values, ticktext: values.map(String) };
       const traces = several.flatMap((one) => Object.entries(one.points).map(([measure, p]) => {
         const i = k++;
-        return { x: one.x, y: p.y, name: `${one.label}, ${data.measures[measure].toLowerCase()}`, mode: "lines+markers", type: "scatter", error_y: { type: "data", array: p.s, thickness: 1.5, width: 5 }, line: { color: tint(i), dash: DASHES[dashOf(i)] }, marker: { size: 8, symbol: MARKERS[i % MARKERS.length] }, hovertemplate: "%{x}: %{y:.2f} %<extra>%{fullData.name}</extra>" };
+        return { x: one.x, y: p.y, name: `${one.label}, ${lower(data.measures[measure])}`, mode: named ? "markers" : "lines+markers", type: "scatter", error_y: { type: "data", array: p.s, thickness: 1.5, width: 5 }, line: { color: tint(i), dash: DASHES[dashOf(i)] }, marker: { size: 8, symbol: MARKERS[markOf(i)] }, hovertemplate: "%{x}: %{y:.2f} %<extra>%{fullData.name}</extra>" };
       }));
-      Plotly.react(plot, traces, layout({ showlegend: true, legend: { orientation: "h", y: -0.25 }, xaxis: { type: "category", title: { text: several[0].axis } }, yaxis: { title: { text: "accuracy, %" } } }), settings);
+      Plotly.react(plot, traces, layout({ showlegend: true, legend: { orientation: "h", y: -0.25 }, xaxis: { ...axis, title: { text: several[0].axis } }, yaxis: { title: { text: "accuracy, %" } } }), settings);
     }
   }
 
@@ -368,6 +388,7 @@
     options($("setting"), data.settings.map((s) => [s, s]));
     const some = new Set(here().flatMap((v) => Object.keys(v.curves)));
     options($("measure"), Object.entries(data.measures).filter(([k]) => some.has(k)));
+    document.body.classList.toggle("empty", !data.runs);
     for (const part of [overview, toggles, drawCurves, explorer, clients, studies, reproduce]) part();
   }
 
@@ -379,15 +400,24 @@
     draw();
   }
 
+  const place = (node) => {  // a selector that finds the node again in a page drawn anew
+    if (!node || node === document.body) return "";
+    if (node.id) return `#${CSS.escape(node.id)}`;
+    const above = place(node.parentElement);
+    return above && `${above} > :nth-child(${[...node.parentElement.children].indexOf(node) + 1})`;
+  };
+
   async function poll() {
     try {
       const answer = await fetch(`data.json?since=${data.revision}`, { cache: "no-store" });
       if (answer.status === 200) {
         data = await answer.json();
+        const focused = place(document.activeElement);
         const sorted = new Map([...document.querySelectorAll("#table-list article")].map((a) => [a.id, sortedBy(a.querySelector("table"))]));
         $("table-list").innerHTML = data.tables;
         document.querySelectorAll("#table-list article").forEach((a) => sortable(a.querySelector("table"), sorted.get(a.id)));
         draw();
+        if (focused && document.activeElement === document.body) document.querySelector(focused)?.focus({ preventScroll: true });
       }
     } catch {
       $("summary").textContent = "The server does not answer; trying again.";
