@@ -13,6 +13,8 @@ import pytest
 from fedsap import presets
 from fedsap.config import SECTIONS, TOP, assignments, options, resolve
 from fedsap.methods import METHODS
+from fedsap.report.content import command
+from fedsap.report.read import read
 from fedsap.runs import flat
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +50,8 @@ def test_own_method_prints_its_row_beside_fedproto(tmp_path):
     assert done.returncode == 0, done.stderr
     assert list(heads(done.stdout)) == ["Angle", "FedProto"]
     assert "angle 0." in done.stderr  # its loss term is at work
+    again = command(read(tmp_path / "angle-1234"), [1234])
+    assert again.startswith("fedsap run --method own_method:Angle --seed 1234 ")
 
 
 def test_own_model_is_trained_and_sends_prototypes_of_its_size(tmp_path):

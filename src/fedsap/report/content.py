@@ -139,8 +139,9 @@ def _environment(run: RunData) -> Json:
 
 def command(run: RunData, seeds: Sequence[int]) -> str:
     """The command that makes these runs anew: the method, the seeds and every key that is not at its default."""
-    config = run.config
-    parts = ["fedsap", "run", "--method", run.method, *(x for seed in seeds for x in ("--seed", str(seed)))]
+    config, made = run.config, str(run.environment.get("method", ""))
+    method = made if made and not made.startswith("fedsap.") else run.method  # one's own has a place, not only a name
+    parts = ["fedsap", "run", "--method", method, *(x for seed in seeds for x in ("--seed", str(seed)))]
     user: Json = {"data": {"name": config["data"]["name"]}, "preset": config.get("preset", "paper")}
     try:
         plain = flat(resolve(user, [run.method], [run.seed])[0].model_dump(mode="json"))
