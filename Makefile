@@ -5,12 +5,12 @@
 # make clean   removes .venv and caches; leaves runs/
 #
 # PYTHON     another interpreter, 3.11 or newer:  make test PYTHON=python3.12
-# TEST_FLAGS  of pytest: two files at a time; many tests of Flower wait more than they work
+# TEST_FLAGS  of pytest: two files at a time, in their order: tests of Flower come early and wait more than they work
 # PIP_FLAGS  more for pip, such as --extra-index-url with an index of torch builds without CUDA
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-TEST_FLAGS ?= --numprocesses 2 --dist loadfile
+TEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
