@@ -7,9 +7,12 @@ store.py       clients' state on a node's disk
 node.py        what a node does when it is asked
 finished.py    models for `fedsap predict`, at the end
 roster.py      which nodes are there, and which clients each has
-remote.py      the engine: `training.rounds.Clients` over a Flower Grid
-server_app.py  client_app.py   the two Flower apps
 launch.py      `fedsap run --engine flower`
 
-All but the last four work without Flower.
+post.py        records and tensors as Flower's messages
+gate.py        asks nodes that come who they are
+remote.py      the engine: `training.rounds.Clients` over a Flower Grid
+server_app.py  client_app.py   the two Flower apps
+
+Only the second part imports Flower.
 """

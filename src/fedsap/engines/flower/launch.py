@@ -24,8 +24,7 @@ from fedsap.deploy.start import environment as environment_of
 from fedsap.errors import UserError
 from fedsap.runs import Row, Run, Stopped, read_json
 
-STATUS = "flower.json"
-LOG = "flower.log"
+STATUS, LOG, STOP = "flower.json", "flower.log", "stop"  # beside the runs: why they ended, what Flower said, a request
 APP = """[project]
 name = "fedsap-run"
 version = "1.0.0"
@@ -69,7 +68,7 @@ def play(
         _answers(superlink)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (STATUS, "stop"):
+    for name in (STATUS, STOP):
         (folder / name).unlink(missing_ok=True)
     config = runs[0].config
     job = {
@@ -101,8 +100,8 @@ def play(
     if (folder / STATUS).exists():
         said = read_json(folder / STATUS)
         raise (UserError if said.get("user") else Stopped)(str(said.get("why")))
-    if missing and (folder / "stop").exists():
-        (folder / "stop").unlink()
+    if missing and (folder / STOP).exists():
+        (folder / STOP).unlink()
         raise Stopped(f"stopped after round {missing[0].done}")
     if missing:
         raise Stopped(f"Flower ended the run{_last_error(folder / LOG)}; {folder / LOG} says more")
@@ -155,7 +154,7 @@ def _watch(
         if over:
             return
         if stop():
-            (folder / "stop").touch()
+            (folder / STOP).touch()
         time.sleep(0.3)
 
 

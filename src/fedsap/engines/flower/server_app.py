@@ -15,8 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsap.config import Config, assignments, merged, read, resolve
 from fedsap.engines.flower.agree import agree
+from fedsap.engines.flower.gate import Gate
+from fedsap.engines.flower.launch import STATUS, STOP
 from fedsap.engines.flower.post import Post
-from fedsap.engines.flower.remote import Gate, Remote
+from fedsap.engines.flower.remote import Remote
 from fedsap.engines.flower.roster import Roster
 from fedsap.engines.flower.trust import template
 from fedsap.errors import UserError
@@ -25,8 +27,6 @@ from fedsap.methods import METHODS
 from fedsap.runs import NODES, Row, Run, Stopped, execute_all, read_json, write
 
 app = ServerApp()
-
-STATUS = "flower.json"  # beside the runs: how it ended
 
 
 @app.main()
@@ -186,8 +186,8 @@ def _told(one: Run, row: Row) -> None:
 
 
 def _stop(folder: Path) -> Callable[[], bool]:
-    """A file named `stop` beside the runs ends them after the round."""
-    return lambda: (folder / "stop").exists()
+    """A file of that name beside the runs ends them after the round."""
+    return lambda: (folder / STOP).exists()
 
 
 def _say(line: str) -> None:
