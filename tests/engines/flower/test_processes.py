@@ -54,9 +54,11 @@ def test_simulation_gives_the_bits_of_one_process(tmp_path):
 
 
 def test_deployment_over_tls_gives_the_bits_of_one_process(tmp_path, secure):
+    """FedSAP's are compared below, in the test that resumes."""
     joined(secure)
-    over(secure.run(tmp_path / "out", *typed(WORDS, *FOUR)), secure)
-    for method in FOUR:
+    three = [method for method in FOUR if method != "fedsap"]
+    over(secure.run(tmp_path / "out", *typed(WORDS, *three)), secure)
+    for method in three:
         same(tmp_path / "out" / f"{method}-5", plain(tmp_path / method, method, WORDS), bank=method != "fedavg")
 
 
