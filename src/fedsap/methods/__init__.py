@@ -61,6 +61,16 @@ def named(name: str) -> str:
     return found.name
 
 
+def place_of(name: str) -> str:
+    """What `named` has to be given in another process: the name of a method of fedsap's own, else where its class is.
+
+    >>> place_of("fedsap")
+    'fedsap'
+    """
+    kind = METHODS[name]
+    return name if kind.__module__.startswith("fedsap.") else f"{kind.__module__}:{kind.__qualname__}"
+
+
 __all__ = [
     "APFL",
     "CFL",
@@ -96,6 +106,7 @@ __all__ = [
     "When",
     "named",
     "option",
+    "place_of",
     "table",
     "tensor",
 ]

@@ -1,6 +1,5 @@
 """The Flower app of a node."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsap.config import merged, read
+from fedsap.deploy.start import data_folder
 from fedsap.engines.flower.node import Site, answer, read_own
 from fedsap.engines.flower.post import content, opened
 from fedsap.engines.flower.protocol import Bad, Hello, Job, Refusal
@@ -15,8 +15,6 @@ from fedsap.engines.flower.protocol import read as read_record
 from fedsap.errors import UserError
 
 app = ClientApp()
-
-KEYS = ("name", "config", "data", "store", "threads", "partition-id", "num-partitions")
 
 
 @app.query()
@@ -45,14 +43,10 @@ def site_of(context: Context) -> Site:
     threads = node.get("threads", "1" if simulated else "")
     if threads:
         torch.set_num_threads(int(threads))
-    store = node.get("store") or str(context.run_config.get("store", "")) or str(_user_data() / "fedsap" / "nodes")
+    store = node.get("store") or str(context.run_config.get("store", "")) or str(data_folder() / "nodes")
     name = node.get("name") or (f"part {part} of {parts}" if part is not None else "")
     if not name:
         raise UserError("this node has no name; start it with one, as fedsap node NAME does")
     if part is None:
         return Site(name, Path(store), own)
     return Site(name, Path(store), own, int(part), int(parts or 1))
-
-
-def _user_data() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from fedsap.config import Config
+from fedsap.config import Config, merged
 from fedsap.deploy import need_flower
 from fedsap.deploy.start import environment as environment_of
 from fedsap.errors import UserError
+from fedsap.methods import place_of
 from fedsap.runs import Row, Run, Stopped, read_json
 
 STATUS, LOG, STOP = "flower.json", "flower.log", "stop"  # beside the runs: why they ended, what Flower said, a request
@@ -71,9 +72,10 @@ def play(
     for name in (STATUS, STOP):
         (folder / name).unlink(missing_ok=True)
     config = runs[0].config
+    root = config.data.root  # from where the user is, not from where Flower runs its processes
     job = {
-        "layer": layer,
-        "methods": list(dict.fromkeys(_name(one.config) for one in runs)),
+        "layer": layer if root is None else merged(layer, {"data": {"root": str(Path(root).absolute())}}),
+        "methods": list(dict.fromkeys(place_of(one.config.method["name"]) for one in runs)),
         "seeds": list(dict.fromkeys(one.config.seed for one in runs)),
     }
     asked = {"job": json.dumps(job), "out": str(folder), "resume": resume, "store": str(folder / "nodes")}
@@ -126,13 +128,6 @@ def _last_error(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [line.strip() for line in lines if re.match(r"\s*([\w.]+Error|[\w.]+Exception|OSError|Error):? ", line)]
     return f" ({found[-1][:200]})" if found else ""
-
-
-def _name(config: Config) -> str:
-    from fedsap.methods import METHODS
-
-    kind = METHODS[config.method["name"]]
-    return kind.name if kind.__module__.startswith("fedsap.") else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _watch(

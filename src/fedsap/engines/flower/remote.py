@@ -54,7 +54,7 @@ class Remote:
     held: Sequence[Sequence[int]] | None = None  # classes of each client, where the server knows them
     hash: str = ""  # of the partition, if it does
     plugin: str = ""
-    since: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    since: Tensor = field(init=False)  # [N] the round after which each client's state counts; 0: the beginning
     spent: dict[str, float] = field(default_factory=dict)
     owed: tuple[int, Ask, Judge] | None = None  # an evaluation that comes with the next round
 
@@ -94,16 +94,13 @@ class Remote:
         failed = {c: "its node is not there" for c in wanted if c not in self.roster.owner}
         absent = frozenset(failed)
         members = dict(self.roster.members)
-        results = self._exchange(jobs)
         messages: dict[int, Message] = {}
         terms: dict[int, dict[str, float]] = {}
         pool: dict[int, dict[str, float | None]] = {}
         judged: dict[int, dict[str, float | None]] = {}
         refused: list[dict[str, Any]] = []
         work: dict[str, float] = {}
-        for node, (job, _) in jobs.items():
-            member = members[node]
-            found = self._accept(member, job, results[node])
+        for member, found in self._asked(jobs):
             work |= {} if found.seconds is None else {member.name: found.seconds}
             messages |= found.messages
             terms |= found.terms
@@ -153,11 +150,9 @@ class Remote:
             mine = [c for c in member.clients if c in wanted]
             if mine:
                 jobs[member.node] = self._job("greet", 0, mine, [], Ask({}, {}, mine), None)
-        members = dict(self.roster.members)
         messages: dict[int, Message] = {}
         failed: dict[int, str] = {}
-        for node, result in self._exchange(jobs).items():
-            found = self._accept(members[node], jobs[node][0], result)
+        for _, found in self._asked(jobs):
             messages |= found.messages
             failed |= found.failed
         some = sorted(messages)
@@ -174,13 +169,11 @@ class Remote:
             m.node: self._job("judge", t + 1, sorted(m.clients), [], ask, judge)
             for m in self.roster.members.values() if m.clients
         }  # fmt: skip
-        members = dict(self.roster.members)
         judged: dict[int, dict[str, float | None]] = {}
-        for node, result in self._exchange(jobs).items():
-            found = self._accept(members[node], jobs[node][0], result)
+        for member, found in self._asked(jobs):
             judged |= found.judged
             for why in [*found.refused, *found.failed.values()]:
-                self.gate.say(f"node '{members[node].name}' is not evaluated: {why}")
+                self.gate.say(f"node '{member.name}' is not evaluated: {why}")
         return {self.config.seed: self._scores(judged)}
 
     def _there(self, wanted: Sequence[int]) -> int:
@@ -216,6 +209,12 @@ class Remote:
             told=told,
         )
         return job, {"down": written(down), "own": written(own)}
+
+    def _asked(self, jobs: Mapping[int, tuple[Job, dict[str, bytes]]]) -> "list[tuple[Member, _Accepted]]":
+        """Has the jobs done, and says what is taken of each node's answer."""
+        members = dict(self.roster.members)  # some may leave meanwhile
+        results = self._exchange(jobs)
+        return [(members[n], self._accept(members[n], job, results[n])) for n, (job, _) in jobs.items()]
 
     def _exchange(self, jobs: Mapping[int, tuple[Job, dict[str, bytes]]]) -> dict[int, Result | str]:
         """What each node says, or why there is nothing of it."""

@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsap.config import Config, assignments, merged, read, resolve
+from fedsap.data.partition import Partition
 from fedsap.engines.flower.agree import agree
 from fedsap.engines.flower.gate import Gate
 from fedsap.engines.flower.launch import STATUS, STOP
@@ -23,7 +24,7 @@ from fedsap.engines.flower.roster import Roster
 from fedsap.engines.flower.trust import template
 from fedsap.errors import UserError
 from fedsap.federation import Federation, Shares, build_network, dataset, rules, split, task_of
-from fedsap.methods import METHODS
+from fedsap.methods import place_of
 from fedsap.runs import NODES, Row, Run, Stopped, execute_all, read_json, write
 
 app = ServerApp()
@@ -99,8 +100,7 @@ def remote_federation(gate: Gate, run: Run, _: Sequence[Config]) -> Federation[R
     method = config.made_method()
     task = task_of(config, network, roster.total, config.unlabelled.size)
     shares = _shares(roster, config)
-    known = None if isinstance(shares, Named) else shares
-    kind = METHODS[config.method["name"]]
+    known = shares if isinstance(shares, Partition) else None
     clients = Remote(
         gate,
         method,
@@ -108,9 +108,9 @@ def remote_federation(gate: Gate, run: Run, _: Sequence[Config]) -> Federation[R
         config,
         _run_id(run, roster),
         template(method, task, shape),
-        held=known.to_dict()["classes"] if known else None,
+        held=known.classes if known else None,
         hash=known.hash if known else "",
-        plugin="" if kind.__module__.startswith("fedsap.") else f"{kind.__module__}:{kind.__qualname__}",
+        plugin=place_of(config.method["name"]),
     )
     return Federation(
         config,
@@ -121,7 +121,7 @@ def remote_federation(gate: Gate, run: Run, _: Sequence[Config]) -> Federation[R
         *rules(config),
         classes=roster.classes,
         device=torch.device("cpu"),
-        checkpoint=0.0,  # nodes keep their clients' last two states: the server must not fall back further
+        checkpoint=0.0,  # nodes keep two states of a client: the server must not fall back further
     )
 
 
